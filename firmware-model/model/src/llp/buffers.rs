@@ -1,4 +1,4 @@
-//! Receive buffers. A stream holds one only while it has a partial FPDU, so idle queue pairs hold
+//! Receive buffers. A stream has one only while a partial FPDU is in it, so idle queue pairs have
 //! none.
 
 use crate::shard::{SHARDS, home_shard};
@@ -6,20 +6,20 @@ use crossbeam_utils::atomic::AtomicCell;
 use std::fmt;
 use urnic_sync::Mutex;
 
-/// Bytes of a receive buffer: an FPDU of 64 KiB that starts anywhere in the first half need not be
-/// moved.
+/// Bytes of a receive buffer. An FPDU of 64 KiB that starts anywhere in the first half of it need
+/// not be moved.
 pub const BUFFER_LEN: usize = 256 << 10;
 
 /// A receive buffer.
 pub type Buffer = Box<[u8; BUFFER_LEN]>;
 
-/// Buffers that a shard keeps, beside the one that was given back last.
+/// The buffers that a shard keeps besides the one in `last`.
 const KEPT_PER_SHARD: usize = 3;
 
 #[repr(align(64))]
 #[derive(Default)]
 struct Shard {
-    /// The one that was given back last: taking it, and giving it back, is an atomic instruction.
+    /// The buffer that was given back last. Taking it or giving it back is one atomic instruction.
     last: AtomicCell<Option<Buffer>>,
     others: Mutex<Vec<Buffer>>,
 }
@@ -67,7 +67,7 @@ impl BufferPool {
     }
 }
 
-/// Zeroed by the system, which makes pages of it when they are used.
+/// A zeroed buffer. The system allocates its pages when they are used.
 #[cold]
 fn new() -> Buffer {
     let Ok(buffer) = vec![0; BUFFER_LEN].try_into() else {

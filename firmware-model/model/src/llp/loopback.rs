@@ -5,13 +5,13 @@ use crate::capture::own_peer::OwnPeerTap;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::Head;
 
-/// Longest ULPDU: as large as the caches like.
+/// Longest ULPDU: small enough for the caches.
 pub(crate) const MULPDU: usize = 32 << 10;
 
 /// Bytes before each ULPDU: its length.
 const LENGTH_LEN: usize = 4;
 
-/// ULPDUs on their way back, in one buffer.
+/// ULPDUs that were sent and not received yet, in one buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Loopback {
     buffer: Option<Buffer>,
@@ -21,7 +21,7 @@ pub(crate) struct Loopback {
     end: usize,
     /// The present end of the open ULPDU.
     filled: usize,
-    /// Bytes sealed so far, and those before `start`.
+    /// Bytes sealed so far; `position` counts the bytes before `start`.
     sealed: u64,
     position: u64,
     /// Bytes up to which everything was placed, delivered or answered.
@@ -79,8 +79,8 @@ impl Loopback {
         self.filled = self.end;
     }
 
-    /// What was delivered: the outcome of each message to a queue pair that is its own peer is
-    /// known, so no message completes earlier.
+    /// The position up to which messages are delivered. The outcome of each message to a queue pair
+    /// that is its own peer is known, so no message completes earlier.
     #[inline]
     pub(crate) fn taken(&self) -> u64 {
         self.processed
@@ -100,7 +100,7 @@ impl Loopback {
         self.position
     }
 
-    /// All up to `position` is placed, delivered or answered.
+    /// Records that everything up to `position` is placed, delivered or answered.
     pub(crate) fn advance(&mut self, position: u64) {
         self.processed = position;
     }
@@ -123,7 +123,7 @@ impl Loopback {
         }
     }
 
-    /// Forgets all that was sealed.
+    /// Drops all sealed ULPDUs.
     pub(crate) fn discard(&mut self) {
         (self.start, self.end, self.filled) = (0, 0, 0);
     }

@@ -6,7 +6,7 @@
 //! below do not depend on STags.
 //!
 //! A ULPDU is written where it will be sent from: [`open`](Llp::open) with its header, then its
-//! payload in order by [`put`](Llp::put) (copied beside the header) and [`gather`](Llp::gather)
+//! payload in order by [`put`](Llp::put) (copied after the header) and [`gather`](Llp::gather)
 //! (left where it is if that is cheaper), then [`seal`](Llp::seal). [`cancel`](Llp::cancel) takes
 //! back one that was not sealed.
 
@@ -37,7 +37,7 @@ pub(crate) enum Llp {
 }
 
 impl Llp {
-    /// Most bytes of a ULPDU at present.
+    /// The most bytes of a ULPDU at present.
     #[inline]
     pub(crate) fn mulpdu(&self) -> usize {
         match self {
@@ -56,8 +56,8 @@ impl Llp {
         }
     }
 
-    /// Begins a ULPDU: `head`, behind which come exactly `payload_len` bytes. There must be room,
-    /// and the whole no longer than the MULPDU.
+    /// Begins a ULPDU: `head`, then exactly `payload_len` bytes of payload. There must be room, and
+    /// the whole must not be longer than the MULPDU.
     #[inline]
     pub(crate) fn open(&mut self, buffers: &BufferPool, head: impl Into<Head>, payload_len: usize) {
         let head = head.into();
@@ -76,8 +76,8 @@ impl Llp {
         }
     }
 
-    /// The next payload is the `len` bytes of `window` from `at` on, which may change at any time.
-    /// If they cannot be reached, the ULPDU cannot be used.
+    /// Adds the `len` bytes of `window` from `at` on as the next payload; they may change at any
+    /// time. If they cannot be accessed, the ULPDU cannot be used.
     #[inline]
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         match self {
@@ -86,7 +86,7 @@ impl Llp {
         }
     }
 
-    /// Ends the ULPDU; returns the position behind it, to be compared with [`taken`](Self::taken).
+    /// Ends the ULPDU; returns the position after it, to be compared with [`taken`](Self::taken).
     #[inline]
     pub(crate) fn seal(&mut self) -> u64 {
         match self {
@@ -113,7 +113,7 @@ impl Llp {
         }
     }
 
-    /// The position behind the last ULPDU that was sealed.
+    /// The position after the last ULPDU that was sealed.
     #[inline]
     pub(crate) fn sealed(&self) -> u64 {
         match self {
@@ -131,7 +131,7 @@ impl Llp {
         }
     }
 
-    /// Hands sealed ULPDUs down; `false` if the stream takes no more for now.
+    /// Passes sealed ULPDUs to the stream; `false` if the stream takes no more for now.
     pub(crate) fn flush(
         &mut self,
         memory: &MemoryTable,

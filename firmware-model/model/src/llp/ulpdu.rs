@@ -17,13 +17,13 @@ pub(crate) enum LlpError {
     /// A marker and ULPDU_Length disagree (code 3).
     #[error("FPDU with a wrong marker")]
     Marker,
-    /// Memory that was to be sent from, or received into, is not there any more.
+    /// The memory of a work request is unmapped, so its bytes cannot be sent or received.
     #[error("memory of a work request is unmapped")]
     Fault,
 }
 
 impl LlpError {
-    /// The Terminate that reports an error in what the peer sent; `None` where none can be sent.
+    /// The Terminate that reports an error in received bytes; `None` if no Terminate can be sent.
     pub(crate) fn terminate(self) -> Option<TerminateError> {
         match self {
             LlpError::Lost(_) => None,
@@ -35,7 +35,7 @@ impl LlpError {
 }
 
 impl From<StreamError> for LlpError {
-    /// `WouldBlock` is no error and does not come here.
+    /// `WouldBlock` is no error: callers handle it before they convert.
     fn from(error: StreamError) -> LlpError {
         match error {
             StreamError::WouldBlock => LlpError::Lost(Errno::AGAIN),
@@ -59,8 +59,8 @@ impl Head {
         self.len
     }
 
-    /// Writes the head to the front of `place`, and perhaps a little behind it, where the payload
-    /// will be.
+    /// Writes the head to the front of `place`. May also write a few bytes after the head, which
+    /// the payload overwrites.
     #[inline]
     pub(super) fn write(&self, place: &mut [u8]) {
         if let Some(place) = place.first_chunk_mut() {

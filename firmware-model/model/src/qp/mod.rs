@@ -1,7 +1,7 @@
 //! A queue pair: an engine, its stream, and the rules for which thread may run it when.
 //!
-//! A queue pair knows nothing of its device: what it does with the rest of the device is in the
-//! [runtime](crate::runtime).
+//! This module does not depend on the device. A queue pair's work on the rest of the device is in
+//! the [runtime](crate::runtime).
 //!
 //! No thread waits for a queue pair's lock on the data path: see [`Turns`].
 
@@ -44,43 +44,46 @@ pub(crate) struct Qp {
     pub(crate) turns: Turns<Inner>,
     /// Requests that the runtime makes later.
     later: AtomicU32,
-    /// Whether the runtime has it on its list for that.
+    /// Whether the queue pair is on the runtime's list because of `later`.
     pub(crate) listed: AtomicBool,
     /// Whether a read of the stream may find something.
     pub(crate) readable: AtomicBool,
-    /// Whether sends wait for an event of the stream: a poll cannot see that it takes more.
+    /// Whether sends wait for an event of the stream: a poll cannot detect that the stream takes
+    /// more bytes.
     pub(crate) blocked: AtomicBool,
     /// Both ends of the stream, while the peer may be a queue pair of this device.
     pub(crate) ends: Mutex<Option<Ends>>,
     /// The queue pair of this device at the other end of the stream; 0 = none.
-    pub(crate) sibling: AtomicU32,
-    /// The shard of the thread that polled it last, if it has a sibling; initially none.
+    pub(crate) same_device_peer: AtomicU32,
+    /// The shard of the thread that polled this queue pair last, if it has a same-device peer;
+    /// initially none.
     pub(crate) poller: AtomicUsize,
-    /// The polls of the sibling's poller when we last looked.
+    /// The number of polls of the peer's poller when this queue pair last read it.
     pub(crate) seen_polls: AtomicU32,
-    /// Where the ends of a stream in memory poll.
+    /// The processors on which the two ends of a stream in memory poll.
     pub(crate) processors: ArcSwapOption<Processors>,
 }
 
-/// What one thread at a time is at.
+/// The state of a queue pair that only the thread with the lock uses.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) engine: Service,
     pub(crate) stream: Option<Box<dyn Stream>>,
     /// The stream took no more.
     pub(crate) blocked: bool,
-    /// The peer's side has ended; what is left is to be read to the end.
+    /// The peer's side has ended; the bytes that arrived are still read to the end.
     pub(crate) hung_up: bool,
     /// Destroyed: rings and completion queues are not touched any more.
     pub(crate) dead: bool,
-    /// The command that attached a stream is not complete yet; its events come later.
-    pub(crate) held: bool,
+    /// The command that attached a stream is not complete yet; the stream's events are handled
+    /// after it.
+    pub(crate) attaching: bool,
     pub(crate) gathering: Gathering,
     /// The timer that is set.
     pub(crate) timer: Option<Nanos>,
     /// The stream passes its bytes through memory.
     pub(crate) in_memory: bool,
-    /// The stream may be late.
+    /// The stream may deliver its bytes with a delay.
     pub(crate) delays: bool,
 }
 
@@ -137,7 +140,7 @@ impl Qp {
             readable: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             ends: Mutex::default(),
-            sibling: AtomicU32::new(0),
+            same_device_peer: AtomicU32::new(0),
             poller: AtomicUsize::new(usize::MAX),
             seen_polls: AtomicU32::new(0),
             processors: ArcSwapOption::empty(),
@@ -147,7 +150,7 @@ impl Qp {
                 blocked: false,
                 hung_up: false,
                 dead: false,
-                held: false,
+                attaching: false,
                 gathering: Gathering::default(),
                 timer: None,
                 in_memory: false,
@@ -175,13 +178,13 @@ impl Qp {
         self.readable.load(Ordering::Relaxed)
     }
 
-    /// Whether a poll of the stream, without a look at events, finds all that there is to do.
+    /// Whether a poll of the stream, without events, finds all the work of this queue pair.
     #[inline]
     pub(crate) fn only_receives(&self) -> bool {
         self.is_readable() && !self.blocked.load(Ordering::Relaxed)
     }
 
-    /// Leaves something to the runtime.
+    /// Adds `requests` to those that the runtime makes later.
     pub(crate) fn note_later(&self, requests: Requests) {
         self.later.fetch_or(requests.bits(), Ordering::SeqCst);
     }
@@ -199,8 +202,8 @@ impl Qp {
         self.later.load(Ordering::Relaxed) & !Requests::FLUSH.bits() != 0
     }
 
-    /// Runs a command that reads or changes the queue pair; requests that others made meanwhile are
-    /// carried out when the command is complete.
+    /// Runs a command that reads or changes the queue pair. Requests that other threads record
+    /// during the command are carried out when it is complete.
     pub(crate) fn command<R>(
         &self,
         effects: &mut Effects,
@@ -216,12 +219,12 @@ impl Qp {
     /// because they make no run of the queue pair.
     pub(crate) fn sum_counters_into(&self, sums: &mut [u64; Counter::ALL.len()], effects: &mut Effects) {
         self.turns.lock().engine.count_accesses(&self.counters);
-        // What others requested meanwhile.
+        // Requests that other threads recorded during the command.
         effects.kick(self.id, Requests::empty());
         self.counters.sum_into(sums);
     }
 
-    /// Carries out `QueryQp`: its state, and both ends of its stream.
+    /// Carries out `QueryQp`: returns the state, and both ends of the stream.
     pub(crate) fn status(&self, effects: &mut Effects) -> Result<(QpStatus, Option<Ends>), Status> {
         self.command(effects, |inner, _| {
             let ends = inner.stream.as_ref().map(|stream| stream.ends());
@@ -246,14 +249,15 @@ impl Inner {
         self.in_memory && self.stream.is_some()
     }
 
-    /// Whether the end of the stream or of the work is not near: then a poll that finds nothing has
+    /// Whether neither the stream nor the work is about to end: then a poll that finds nothing has
     /// no more to do.
     #[inline]
     pub(crate) fn is_without_end(&self) -> bool {
         !self.hung_up && self.engine.state() != QpState::Err
     }
 
-    /// Whether a stream that took no more may now, as far as it tells that without an event.
+    /// Whether a stream that took no more bytes probably has room now, if the stream can report
+    /// that without an event.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
         self.blocked && self.stream.as_mut().is_some_and(|stream| stream.has_room())
@@ -265,7 +269,7 @@ impl Inner {
         self.gathering.ahead(ahead, || self.is_in_memory())
     }
 
-    /// Lets what is late in the stream go on; returns when to do so again.
+    /// Lets delayed bytes of the stream continue; returns when to call again.
     #[inline]
     pub(crate) fn advance(&mut self, now: &Now<'_>) -> Option<Nanos> {
         let stream = self.stream.as_mut().filter(|_| self.delays)?;
@@ -287,7 +291,7 @@ impl Inner {
 //
 // A ring is served at once. From the [`BURST_RINGS`]th ring with no poll between, sends are
 // gathered: the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on
-// this host), and what is posted until then leaves with the next poll, arm, or tick of the
+// this host), and the entries posted until then leave with the next poll, arm, or tick of the
 // background thread. [`IDLE_FLUSHES`] flushes in a row that find no more than one entry end that.
 // If none of the burst had found more, gathering only delayed a program that waits for answers by
 // polling memory: the next burst takes [`BURST_BACKOFF`] times as many rings to begin, up to
@@ -352,14 +356,14 @@ impl Gathering {
     pub(crate) fn note_ring(&mut self, polls: u32) {
         if self.polls != polls {
             (self.polls, self.rings) = (polls, 0);
-            // The program's behaviour may have changed meanwhile.
+            // The program's behaviour may have changed since the last poll.
             self.begins_at = (self.begins_at / 2).max(BURST_RINGS);
         }
         self.rings = self.rings.saturating_add(1);
     }
 
-    /// Everything posted has been taken, `sent` entries of it just now, for a flush or not.
-    /// `may_begin`: the queue pair is in a state for bursts.
+    /// Notes that everything posted has been taken: `sent` entries in this run, which is a flush if
+    /// `flushed`. `may_begin`: the state of the queue pair allows a burst.
     pub(crate) fn note_sent(&mut self, sent: u32, flushed: bool, may_begin: bool) -> Burst {
         let begins = !self.burst && self.rings >= self.begins_at && may_begin;
         if sent > 1 {
@@ -382,13 +386,13 @@ impl Gathering {
         Burst::Same
     }
 
-    /// Ends the burst; whether there was one.
+    /// Ends the burst. Returns whether there was one.
     pub(crate) fn end(&mut self) -> bool {
         self.rings = 0;
         std::mem::take(&mut self.burst)
     }
 
-    /// The next burst begins as early as the first.
+    /// Forgets the program's behaviour: the next burst begins as early as the first.
     pub(crate) fn forget(&mut self) {
         self.begins_at = BURST_RINGS;
     }
@@ -396,8 +400,8 @@ impl Gathering {
 
 // The engine of a queue pair, by its kind.
 
-/// The engine of a queue pair. The functions have the meaning that those of
-/// [`rdmap::Engine`] have; datagrams have no use for a stream.
+/// The engine of a queue pair. Each function does the same as the function of that name in
+/// [`rdmap::Engine`]; datagrams ignore the stream.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -559,9 +563,9 @@ impl Service {
         }
     }
 
-    pub(crate) fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+    pub(crate) fn note_end_after_parked(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if let Service::Connected(engine) = self {
-            engine.note_end_behind(env, stream);
+            engine.note_end_after_parked(env, stream);
         }
     }
 
@@ -573,7 +577,7 @@ impl Service {
         }
     }
 
-    /// Counts what a peer on this host has done in our memory.
+    /// Counts the accesses of a local peer to our memory.
     pub(crate) fn count_accesses(&mut self, counters: &Counters) {
         if let Service::Connected(engine) = self {
             engine.count_accesses(counters);
@@ -587,14 +591,14 @@ impl Service {
     }
 
     #[inline]
-    pub(crate) fn is_held_up(&self) -> bool {
+    pub(crate) fn has_parked(&self) -> bool {
         match self {
-            Service::Connected(engine) => engine.is_held_up(),
+            Service::Connected(engine) => engine.has_parked(),
             Service::Datagrams(_) => false,
         }
     }
 
-    /// This side ends: takes in what has arrived, and confirms it.
+    /// Before this side ends: takes in the bytes that have arrived, and confirms them.
     pub(crate) fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         match self {
             Service::Connected(engine) => engine.conclude(env, stream),

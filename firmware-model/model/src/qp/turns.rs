@@ -1,10 +1,10 @@
 //! Work that one thread at a time does, and for which no thread waits.
 //!
-//! A thread that needs something done tries the lock. If another thread holds the lock, it records
-//! a request, and tries again; if the lock is still held, the request is enough: the holder checks
-//! for requests after it released the lock. Hence no post and no arrival is lost, and no thread
-//! ever sleeps because of another's work. The work for others is bounded: after [`ROUNDS`] the
-//! caller must handle what is left.
+//! A thread that needs work done tries the lock. If another thread has the lock, the first thread
+//! records a request and tries again. If the lock is still taken, the request is enough: the thread
+//! with the lock checks for requests after it releases the lock. Hence no post and no arrival is
+//! lost, and no thread ever sleeps because of another thread's work. The work for other threads is
+//! bounded: after [`ROUNDS`] the caller must handle the remaining requests.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
 use std::sync::{PoisonError, TryLockError};
 
-/// Pieces of work that a thread does in one go: its own, and what was requested meanwhile.
+/// Pieces of work that a thread does in one call: its own, and those that were requested during it.
 const ROUNDS: u32 = 2;
 
-/// State that threads take turns at, and what they are requested to do with it.
+/// State that one thread at a time uses, and the requests of the other threads.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
     /// Request bits set by threads that found the lock taken, and by threads about to try it.
@@ -35,10 +35,10 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Has `requests` done: by `work` on this thread, with all that others requested meanwhile, or
-    /// by the thread that holds the lock. `after` runs after each piece of work, with the lock
-    /// dropped, on the result of `work`. Returns whether a request is left: the caller must then
-    /// make sure that `ask` is called again, if only with no request.
+    /// Has `requests` carried out: by `work` on this thread, with all requests that other threads
+    /// record during it, or by the thread that has the lock. `after` runs after each piece of work,
+    /// with the lock dropped, on the result of `work`. Returns whether a request is left: the
+    /// caller must then make sure that `ask` is called again, if only with no request.
     #[must_use]
     #[inline]
     pub(crate) fn ask<R>(
@@ -47,7 +47,7 @@ impl<T> Turns<T> {
         mut work: impl FnMut(&mut T, u32) -> R,
         mut after: impl FnMut(R),
     ) -> bool {
-        // A thread that gets the lock at once does not have to record what it does itself.
+        // A thread that gets the lock at once need not record its own requests.
         let mut own = requests;
         let mut recorded = requests == 0;
         let mut rounds = 0;
@@ -85,8 +85,8 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Takes the lock, and waits for the present holder. Requests of other threads remain
-    /// meanwhile: call [`ask`](Turns::ask) with no request afterwards.
+    /// Takes the lock, and waits for the thread that has it. Requests that other threads record
+    /// during this remain: call [`ask`](Turns::ask) with no request afterwards.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn requests_during_the_work_are_done_by_the_same_thread_once() {
         let turns = Turns::new(Vec::new());
-        let ask_in_vain = |requests| assert!(!turns.ask(requests, |_, _| unreachable!("held"), |()| ()));
+        let ask_in_vain =
+            |requests| assert!(!turns.ask(requests, |_, _| unreachable!("the lock is taken"), |()| ()));
         let left = turns.ask(
             1,
             |done, requests| {
@@ -119,7 +120,7 @@ mod tests {
     fn requests_outlast_a_command() {
         let turns = Turns::new(Vec::new());
         let command = turns.lock();
-        assert!(!turns.ask(8, |_, _| unreachable!("held"), |()| ()));
+        assert!(!turns.ask(8, |_, _| unreachable!("the lock is taken"), |()| ()));
         drop(command);
         assert!(!turns.ask(1, |done, requests| done.push(requests), |()| ()));
         assert_eq!(*turns.lock(), [9]);
@@ -132,7 +133,7 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// An atomic, because loom changes threads at those: in the middle of the work, too.
+    /// An atomic, because loom switches threads at atomics, also within the work.
     type Done = AtomicU32;
 
     fn ask(turns: &Turns<Done>, bit: u32) {
@@ -154,7 +155,7 @@ mod loom_tests {
         turns.lock().load(Ordering::Relaxed)
     }
 
-    /// Each request is carried out, whichever thread holds the lock.
+    /// Each request is carried out, by any of the threads.
     #[test]
     fn no_request_is_lost() {
         loom::model(|| {
@@ -167,7 +168,7 @@ mod loom_tests {
         });
     }
 
-    /// A command takes the lock in the ordinary way, and checks for requests itself.
+    /// A command takes the lock with [`Turns::lock`] and checks for requests itself.
     #[test]
     fn no_request_during_a_command_is_lost() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! The device's side of a send queue.
+//! The send queue, seen from the device.
 
 use super::bad_wqe::BadWqe;
 use crate::host::{Mapping, Record};
@@ -55,7 +55,7 @@ pub struct SendWqe {
 }
 
 impl SendQueue {
-    /// `ring` holds `1 << log_size` blocks.
+    /// `ring` has `1 << log_size` blocks.
     pub(crate) fn new(ring: Mapping, record: Arc<Record<QueueRecord>>, log_size: u32) -> SendQueue {
         debug_assert_eq!(ring.len(), BLOCK_LEN << log_size);
         SendQueue {
@@ -94,7 +94,7 @@ impl SendQueue {
     }
 
     /// The next entry, if one is posted. It stays the next until [`advance`](SendQueue::advance).
-    // An entry that is returned in memory, and moved on, costs more than its parts.
+    // An entry that is returned through memory and copied again costs more than its fields.
     #[inline(always)]
     pub fn peek(&mut self) -> Option<Result<SendWqe, BadWqe>> {
         if self.producer == self.next {
@@ -106,16 +106,16 @@ impl SendQueue {
         Some(self.parse(self.next))
     }
 
-    /// The entry after one that was not taken yet, if it is posted and well-formed.
+    /// The entry after `wqe`, which was not taken yet, if that entry is posted and well-formed.
     #[inline]
-    pub fn behind(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
+    pub fn next_after(&mut self, wqe: &SendWqe) -> Option<SendWqe> {
         match self.is_last(wqe) {
             true => None,
             false => self.parse(wqe.index.wrapping_add(wqe.blocks.into())).ok(),
         }
     }
 
-    /// Whether nothing is posted behind an entry that was not taken yet.
+    /// Whether no entry is posted after `wqe`, which was not taken yet.
     #[inline]
     pub fn is_last(&mut self, wqe: &SendWqe) -> bool {
         let index = wqe.index.wrapping_add(wqe.blocks.into());
@@ -132,7 +132,7 @@ impl SendQueue {
             cookie: header.cookie.get(),
         };
         let posted = self.producer.wrapping_sub(index);
-        // A driver that claims more blocks than the ring has lost count.
+        // A driver that claims more blocks than the ring has is out of step.
         if self.producer.wrapping_sub(self.retired) > self.mask + 1 {
             return Err(bad);
         }
@@ -160,7 +160,7 @@ impl SendQueue {
         Ok(wqe)
     }
 
-    /// Takes the entry that [`peek`](SendQueue::peek) showed.
+    /// Takes the entry that [`peek`](SendQueue::peek) returned.
     #[inline]
     pub fn advance(&mut self, blocks: u8) {
         self.next = self.next.wrapping_add(blocks.into());
@@ -208,8 +208,8 @@ impl SendQueue {
         blocks == 0 && posted != self.next
     }
 
-    /// Requests a ring when `blocks` more are posted than are by now. None may come if they are
-    /// posted at this moment, so the caller must go on without one, too.
+    /// Requests a ring when `blocks` more blocks are posted than now. The driver may not ring for
+    /// blocks that it posts at this moment, so the caller must also continue without a ring.
     pub(crate) fn ring_after_more(&mut self, blocks: u32) {
         let record = &self.record;
         let posted = record.sq_producer.load(Ordering::Relaxed);
@@ -295,7 +295,7 @@ impl SendWqe {
         }
         Some(match self.opcode {
             Opcode::Read | Opcode::ReadInv if inline => return None,
-            // It invalidates the STag of its element.
+            // The Read invalidates the STag of its only element.
             Opcode::ReadInv if sges != 1 => return None,
             Opcode::CompareSwap | Opcode::FetchAdd => {
                 if inline || sges != 1 {

@@ -14,7 +14,7 @@ use urnic_wire::rdmap::{
     Terminate, TerminateError,
 };
 
-/// What the peer requested.
+/// A request of the peer.
 #[derive(Debug, Clone)]
 pub(super) enum PeerRequest {
     /// A Read, of which `sent` bytes are sent.
@@ -23,14 +23,14 @@ pub(super) enum PeerRequest {
     Atomic(AtomicRequest),
 }
 
-/// A request, and its DDP header in case it must be complained about.
+/// A request, and its DDP header, which a Terminate about it reports.
 #[derive(Debug, Clone)]
 struct Request {
     peer_request: PeerRequest,
     header: [u8; UNTAGGED_LEN],
 }
 
-/// What came of an attempt to answer.
+/// The result of an attempt to answer.
 #[derive(Debug)]
 pub(super) enum Answered {
     /// A ULPDU was framed; `ended`: it was the last of its answer.
@@ -49,7 +49,7 @@ pub(super) struct Answers {
     pub(super) ird: u32,
     /// Reads beyond `ird`, for the peer's confirmations.
     pub(super) spare: u32,
-    /// The peer takes a confirmation.
+    /// The peer accepts a confirmation.
     pub(super) takes_confirmations: bool,
     /// MSN of the next request on queue 1.
     pub(super) msn: u32,
@@ -74,8 +74,8 @@ impl Answers {
         self.queue.is_empty()
     }
 
-    /// Whether an answer with data is missing. A Read of length zero may only have been to confirm
-    /// something.
+    /// Whether an answer with data is missing. A Read of length zero may only request a
+    /// confirmation.
     pub(super) fn is_data_wanted(&self) -> bool {
         let is_empty = |request: &Request| matches!(&request.peer_request, PeerRequest::Read { request, .. } if request.size == 0);
         !self.queue.iter().all(is_empty)
@@ -85,7 +85,7 @@ impl Answers {
         self.queue.clear();
     }
 
-    /// Whether part of an answer is framed: nothing else may come between its segments.
+    /// Whether part of an answer is framed: no other message may be framed between its segments.
     #[inline]
     pub(super) fn is_within_message(&self) -> bool {
         matches!(
@@ -212,7 +212,7 @@ fn respond(env: &Env<'_>, llp: &mut Llp, request: &ReadRequest, sent: u32) -> Re
             )
             .map_err(terminate::source)?;
         llp.open(env.buffers, header, n as usize);
-        // Revoked, as far as the peer is concerned.
+        // For the peer, the STag is revoked.
         if llp.gather(&window, 0, n as usize).is_err() {
             llp.cancel();
             return Err(terminate::source(Violation::InvalidStag));
@@ -224,8 +224,8 @@ fn respond(env: &Env<'_>, llp: &mut Llp, request: &ReadRequest, sent: u32) -> Re
     Ok(n)
 }
 
-/// The headers describe the missing part of the Read: offsets advanced by what was sent (RFC 5040
-/// §7.1).
+/// The headers describe the missing part of the Read: offsets advanced by the bytes that were sent
+/// (RFC 5040 §7.1).
 fn read_failed(error: TerminateError, header: &[u8], request: &ReadRequest, sent: u32) -> Outgoing {
     let rest = ReadRequest {
         sink_to: request.sink_to.wrapping_add(sent.into()),
@@ -250,8 +250,8 @@ fn atomic_failed(error: TerminateError, header: &[u8]) -> Outgoing {
     })
 }
 
-/// Carries an atomic out; returns the value before. It is atomic towards all other queue pairs and
-/// the host's own atomic instructions.
+/// Carries out an atomic; returns the old value. The operation is atomic for all other queue pairs
+/// and for the host's own atomic instructions.
 fn operate(env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError> {
     let window = env
         .memory
@@ -268,7 +268,7 @@ fn operate(env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError
     window
         .update_word(0, |old| result(&request.operation, old))
         .map_err(|error| match error {
-            // Not performed (RFC 7306 §5.1, row X73-07).
+            // The operation was not performed (RFC 7306 §5.1, row X73-07).
             WordError::Misaligned => TerminateError::RdmapCatastrophicStream,
             WordError::Unreachable => terminate::source(Violation::InvalidStag),
         })
@@ -277,8 +277,8 @@ fn operate(env: &Env<'_>, request: &AtomicRequest) -> Result<u64, TerminateError
 /// The new value.
 pub(super) fn result(operation: &AtomicOperation, old: u64) -> u64 {
     match *operation {
-        // A set mask bit is the most significant of its field: it is added without carry (RFC 7306
-        // §5.1.1).
+        // A set mask bit marks the most significant bit of a field: each field is added without a
+        // carry into the next one (RFC 7306 §5.1.1).
         AtomicOperation::FetchAdd { add, mask } => {
             (old & !mask).wrapping_add(add & !mask) ^ ((old ^ add) & mask)
         }

@@ -1,4 +1,4 @@
-//! What MPA start-up has agreed on, with which a queue pair gets its stream.
+//! The parameters on which MPA start-up agreed, with which a queue pair gets its stream.
 
 use std::time::Duration;
 use urnic_device::stream::{Attach, attach, rtr};
@@ -31,39 +31,39 @@ impl Rtr {
 #[error("unknown RTR or flag, or a RTR in the wrong role")]
 pub struct InvalidAttachment;
 
-/// What becomes of a message that finds no receive.
+/// The handling of a message that finds no receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WithoutReceive {
-    /// It is an error of the peer; kind UC drops the message.
+    /// The message is an error of the peer; kind UC drops it.
     Refused,
-    /// It waits as long as no receive was taken; after that, it is refused.
+    /// The message waits as long as no receive was taken; after that, it is refused.
     WaitsAtFirst,
-    /// It waits.
+    /// The message waits.
     Waits,
 }
 
-/// What start-up agreed on.
+/// The parameters on which start-up agreed.
 #[derive(Debug, Clone)]
 pub struct Attachment {
     /// We sent the MPA Request.
     pub initiator: bool,
-    /// CRCs both ways.
+    /// CRCs in both directions.
     pub crc: bool,
-    /// Markers in what we send.
+    /// Markers in the stream to the peer.
     pub markers_tx: bool,
-    /// Markers in what we receive.
+    /// Markers in the stream from the peer.
     pub markers_rx: bool,
-    /// What becomes of a message that finds no receive.
+    /// The handling of a message that finds no receive.
     pub without_receive: WithoutReceive,
-    /// The peer's FIN with nothing outstanding leaves the queue pair as it is.
+    /// The peer's FIN with nothing outstanding does not change the queue pair.
     pub peer_may_close: bool,
-    /// A responder may send first: its peer is known to be ready.
+    /// A responder may send first, because start-up has shown that its peer is ready.
     pub fence_open: bool,
     /// Requests complete when the peer has placed or delivered them.
     pub delivered: bool,
     /// One inbound Read more than `ird` is accepted.
     pub spare_read: bool,
-    /// The peer takes a confirmation.
+    /// The peer accepts a confirmation.
     pub confirmation: bool,
     /// Most outstanding outbound Reads and atomics of the program.
     pub ord: u32,
@@ -77,16 +77,16 @@ pub struct Attachment {
     pub rtr_send: Option<Rtr>,
     /// RTR to expect first.
     pub rtr_expect: Option<Rtr>,
-    /// Another first message is an error (row EMPA-21).
+    /// A first message other than `rtr_expect` is an error (row EMPA-21).
     pub strict_rtr: bool,
-    /// Posted receives are flushed so long after the peer's FIN, with `peer_may_close`.
+    /// The time after the peer's FIN at which posted receives are flushed, with `peer_may_close`.
     pub fin_grace: Duration,
     /// Control word of a Terminate to send instead of starting; 0 = none.
     pub terminate: u32,
 }
 
 impl Attachment {
-    /// The same without CRCs and markers.
+    /// The same parameters without CRCs and markers.
     pub fn without_checks(&self) -> Attachment {
         Attachment {
             crc: false,

@@ -2,15 +2,15 @@
 //! when the connection ends.
 //!
 //! RFC 5040 lets a Send or Write complete once the lower layer has taken it. With
-//! `completion=delivered` it completes when the peer has placed or delivered it, which one of two
-//! sources tells:
+//! `completion=delivered` it completes when the peer has placed or delivered it, which this end
+//! learns from one of two sources:
 //!
 //! | peer | source |
 //! |---|---|
 //! | any | the answer to a Read: a peer answers after it has placed and delivered all that was sent before the request (RFC 5040 §5.5); or a confirmation, a message of a peer that cannot answer a Read in time |
 //! | a process of this host that shares memory | a word there |
 //!
-//! With `completion=taken` as well, and in addition to these sources, a request waits until a peer
+//! In addition to these sources, and with `completion=taken` as well, a request waits until a peer
 //! on the same device has counted it as processed.
 //!
 //! Where the program posts no Read, the requester sends one of its own, of length zero: at most one
@@ -23,11 +23,11 @@ use std::sync::{Arc, Weak};
 use urnic_wire::ddp::TaggedHeader;
 use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 
-/// What a request waits for after the stream has taken it. Whatever the source, a peer on the same
-/// device is waited for, too.
+/// The source of a request's completion after the stream has taken the request. With each source,
+/// the request also waits for a peer on the same device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Source {
-    /// Nothing.
+    /// No confirmation: the request completes when the stream has taken it.
     #[default]
     Stream,
     /// The answers to Reads.
@@ -36,58 +36,60 @@ enum Source {
     Word,
 }
 
-/// How far the peer has processed our messages. Positions count the bytes of the stream.
+/// The positions up to which the peer has processed our messages. Positions count the bytes of the
+/// stream.
 #[derive(Debug, Default)]
 pub(super) struct Confirmation {
     source: Source,
-    /// A completion says that the peer has the message, also at the end of the connection.
+    /// A completion proves that the peer has the message, also at the end of the connection.
     delivered: bool,
     reads: ReadPositions,
-    /// How far a local peer says it is.
+    /// The word in which a local peer counts the bytes that it has processed.
     word: Option<ProcessedWord>,
-    /// What the word said at the last look, at most what the stream had taken.
+    /// The word's value when it was last read, at most the number of bytes that the stream had
+    /// taken.
     seen: u64,
-    /// The next request waits until the local peer has processed all that was sent.
-    holds_next: bool,
+    /// The next request waits until the local peer has processed all sent bytes.
+    delays_next: bool,
     same_device: Option<PeerProgress>,
 }
 
-/// Which messages Reads have confirmed, and which they must still confirm.
+/// The positions of messages that Reads have confirmed, or must still confirm.
 #[derive(Debug, Default)]
 struct ReadPositions {
     /// The end of the last message.
     sent: u64,
     /// The end of the last message that the program expects a completion of.
     signaled: u64,
-    /// The end of the last Read request: its answer confirms all before it.
+    /// The end of the last Read request: its answer confirms all messages before it.
     covered: u64,
-    /// All before this position is delivered.
+    /// All messages before this position are delivered.
     confirmed: u64,
     /// The position that the requester's own Read will confirm, if one is in flight.
     own: Option<u64>,
     /// Unsignalled messages must be confirmed as well: the queue pair closes.
     all: bool,
-    /// The peer does not know yet that we take confirmations: the requester's own Read says so.
-    /// Until one is sent, unsignalled messages must be confirmed as well.
-    untold: bool,
+    /// The peer does not know yet that we accept confirmations: the requester's own Read informs
+    /// it. Until that Read is sent, unsignalled messages must be confirmed as well.
+    uninformed: bool,
 }
 
 impl Confirmation {
     /// For a new connection. `delivered`: requests complete when the peer has processed them.
-    /// `is_told`: the peer knows that we take confirmations.
-    pub(super) fn new(delivered: bool, is_told: bool) -> Confirmation {
+    /// `is_informed`: the peer knows that we accept confirmations.
+    pub(super) fn new(delivered: bool, is_informed: bool) -> Confirmation {
         let mut new = Confirmation {
             delivered,
             ..Confirmation::default()
         };
         if delivered {
-            (new.source, new.reads.untold) = (Source::Reads, !is_told);
+            (new.source, new.reads.uninformed) = (Source::Reads, !is_informed);
         }
         new
     }
 
-    /// The local peer says in `word` how far it is, so that no Reads are needed. Returns whether
-    /// requests complete by it.
+    /// Uses `word`, in which the local peer counts processed bytes, so that no Reads are needed.
+    /// Returns whether requests complete by it.
     pub(super) fn use_word(&mut self, word: ProcessedWord) -> bool {
         self.word = Some(word);
         if self.source == Source::Reads {
@@ -107,7 +109,7 @@ impl Confirmation {
         let confirmed = match (self.source, &self.word) {
             (Source::Stream, _) | (Source::Word, None) => taken,
             (Source::Reads, _) => taken.min(self.reads.confirmed),
-            // A hostile local peer may say anything, at any time.
+            // The value is untrusted: a hostile local peer may write anything at any time.
             (Source::Word, Some(word)) => taken.min(word.read()),
         };
         match &self.same_device {
@@ -117,7 +119,7 @@ impl Confirmation {
     }
 
     /// The position up to which requests succeed if the connection ends now: without
-    /// `completion=delivered`, what the stream has taken.
+    /// `completion=delivered`, the bytes that the stream has taken.
     pub(super) fn at_end(&self, taken: u64) -> u64 {
         match self.delivered {
             true => self.upto(taken),
@@ -125,12 +127,12 @@ impl Confirmation {
         }
     }
 
-    /// Whether a completion says that the peer has the message, also at the end.
+    /// Whether a completion proves that the peer has the message, also at the end.
     pub(super) fn is_delivery(&self) -> bool {
         self.delivered
     }
 
-    /// Whether every message that is to be confirmed is confirmed, of those up to `taken`.
+    /// Whether all messages up to `taken` that need a confirmation are confirmed.
     pub(super) fn is_all(&self, taken: u64) -> bool {
         match (self.source, &self.word) {
             (Source::Stream, _) | (Source::Word, None) => true,
@@ -151,14 +153,13 @@ impl Confirmation {
         self.source == Source::Word
     }
 
-    /// Whether the peer says which messages it has processed, by any source.
+    /// Whether the peer confirms the messages that it has processed, by any source.
     pub(super) fn is_by_peer(&self) -> bool {
         self.source != Source::Stream || self.is_same_device()
     }
 
-    /// Whether the peer is a queue pair of this device. A stream whose two addresses are of this
-    /// host is taken for such a stream only once its other end is attached here, or is known to
-    /// become so.
+    /// Whether the peer is a queue pair of this device. A stream between two addresses of this host
+    /// counts as such a stream only once its other end is attached here, or will certainly be.
     #[inline]
     pub(super) fn is_same_device(&self) -> bool {
         self.same_device.as_ref().is_some_and(PeerProgress::is_tracked)
@@ -172,31 +173,31 @@ impl Confirmation {
         }
     }
 
-    /// The peer confirms no more: what the stream has taken is complete.
+    /// The peer confirms no more: the requests that the stream has taken are complete.
     pub(super) fn await_no_more(&mut self) {
-        (self.source, self.holds_next) = (Source::Stream, false);
+        (self.source, self.delays_next) = (Source::Stream, false);
         self.same_device = None;
     }
 
-    /// The peer has ended. Without `completion=delivered`, nothing of it is waited for.
+    /// The peer has ended. Without `completion=delivered`, no request waits for the peer any more.
     pub(super) fn peer_finished(&mut self) {
         if !self.delivered {
             self.await_no_more();
         }
     }
 
-    /// The connection ends: nothing refers to the peer any more.
+    /// The connection ends: no reference to the peer remains.
     pub(super) fn part(&mut self) {
         self.await_no_more();
         self.word = None;
     }
 
-    /// The peer cannot confirm: a completion only says that the stream has taken the request.
+    /// The peer cannot confirm: a completion only shows that the stream has taken the request.
     pub(super) fn give_up(&mut self) {
         (self.source, self.delivered) = (Source::Stream, false);
     }
 
-    /// A queue pair that is its own peer: what the loopback has taken is delivered.
+    /// For a queue pair that is its own peer: messages that the loopback has taken are delivered.
     pub(super) fn stop_reads(&mut self) {
         self.source = Source::Stream;
     }
@@ -210,36 +211,39 @@ impl Confirmation {
 // The word of a local peer.
 
 impl Confirmation {
-    /// Whether the next request waits until the local peer has processed all that was sent.
+    /// Sets whether the next request waits until the local peer has processed all sent bytes.
     #[inline]
-    pub(super) fn hold_next(&mut self, holds: bool) {
-        self.holds_next = holds;
+    pub(super) fn delay_next(&mut self, delays: bool) {
+        self.delays_next = delays;
     }
 
-    /// The word, if something here waits for it.
+    /// The word, if a request waits for it.
     #[inline]
     fn awaited(&self) -> Option<&ProcessedWord> {
         self.word
             .as_ref()
-            .filter(|_| self.is_by_word() || self.holds_next)
+            .filter(|_| self.is_by_word() || self.delays_next)
     }
 
-    /// Whether the local peer has processed more than at the last look, of the `taken` bytes.
+    /// Whether the local peer has processed more of the `taken` bytes than when the word was last
+    /// read.
     #[inline]
-    pub(super) fn look(&mut self, taken: u64) -> bool {
+    pub(super) fn read_word(&mut self, taken: u64) -> bool {
         let said = self.awaited().map_or(0, ProcessedWord::read);
         self.note_word(said.min(taken))
     }
 
-    /// Whether the local peer has processed all `taken` bytes, some of them since the last look.
-    /// That happens once for what was sent: it cannot say so again and again, byte by byte.
+    /// Whether the local peer has processed all `taken` bytes, some of them since the word was last
+    /// read. True once for the bytes that were sent: the peer cannot make it true again byte by
+    /// byte.
     #[inline]
-    pub(super) fn look_for_all(&mut self, taken: u64) -> bool {
+    pub(super) fn reads_all_processed(&mut self, taken: u64) -> bool {
         let said = self.awaited().map_or(0, ProcessedWord::read);
         said >= taken && self.note_word(taken)
     }
 
-    /// The local peer has processed all up to `position`; whether that is more than before.
+    /// Notes that the local peer has processed all bytes up to `position`. Returns whether that is
+    /// more than before.
     #[inline]
     fn note_word(&mut self, position: u64) -> bool {
         let is_more = position > self.seen;
@@ -251,7 +255,7 @@ impl Confirmation {
 // Reads that confirm.
 
 impl Confirmation {
-    /// A message was sent that ends at `position`.
+    /// Notes that a message was sent that ends at `position`.
     #[inline]
     pub(super) fn sent(&mut self, position: u64, signaled: bool) {
         self.reads.sent = position;
@@ -260,18 +264,18 @@ impl Confirmation {
         }
     }
 
-    /// A Read or atomic request was sent that ends at `position`.
+    /// Notes that a Read or atomic request was sent that ends at `position`.
     pub(super) fn requested(&mut self, position: u64) {
         self.reads.covered = position;
     }
 
-    /// The requester's own Read was sent; it ends at `position`.
+    /// Notes that the requester's own Read was sent; it ends at `position`.
     pub(super) fn own_read_sent(&mut self, position: u64) {
         self.requested(position);
-        (self.reads.own, self.reads.untold) = (Some(position), false);
+        (self.reads.own, self.reads.uninformed) = (Some(position), false);
     }
 
-    /// The request that ended at `position` was answered.
+    /// Notes that the request that ended at `position` was answered.
     pub(super) fn answered(&mut self, position: u64) {
         self.confirmed(position);
         if self.reads.own == Some(position) {
@@ -279,7 +283,8 @@ impl Confirmation {
         }
     }
 
-    /// The peer has processed all up to `position`, by an answer or a confirmation of its own.
+    /// Notes that the peer has processed all bytes up to `position`, by an answer or a confirmation
+    /// of its own.
     pub(super) fn confirmed(&mut self, position: u64) {
         self.reads.confirmed = self.reads.confirmed.max(position);
     }
@@ -294,15 +299,15 @@ impl Confirmation {
     #[inline]
     pub(super) fn is_read_wanted(&self) -> bool {
         let reads = &self.reads;
-        let last = match reads.all || reads.untold {
+        let last = match reads.all || reads.uninformed {
             true => reads.sent,
             false => reads.signaled,
         };
         self.is_by_reads() && reads.own.is_none() && reads.covered < last
     }
 
-    /// Whether enough bytes are unconfirmed to send a Read before the next message; `half_used`:
-    /// half of the send queue waits for completion.
+    /// Whether enough bytes are unconfirmed to send a Read before the next message; `half_used`: at
+    /// least half of the send queue waits for completion.
     #[inline]
     pub(super) fn is_read_due(&self, half_used: bool) -> bool {
         let reads = &self.reads;
@@ -319,8 +324,8 @@ impl Confirmation {
     }
 }
 
-// The message by which an end confirms to a peer that understands it what no Read may confirm in
-// time: a Read Response of length zero that answers no Read (design: completions).
+// The confirmation message. An end sends it to a peer that understands it, for bytes that no Read
+// may confirm in time: a Read Response of length zero that answers no Read (design: completions).
 
 /// STag in zero-length messages of our own: some hardware faults on 0, though no peer may check it
 /// (row EMPA-20).
@@ -330,7 +335,7 @@ pub(super) const ANY_STAG: u32 = 1;
 /// last confirmation.
 pub(super) const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
-/// The header of a confirmation: all up to `position` of what the peer sent is processed.
+/// The header of a confirmation: all bytes of the peer up to `position` are processed.
 pub(super) fn header(position: u64) -> TaggedHeader {
     TaggedHeader {
         last: true,
@@ -347,7 +352,7 @@ pub(super) fn is_confirmation(header: &TaggedHeader, len: usize) -> bool {
     header.last && len == 0 && header.stag == ANY_STAG && header.to != 0
 }
 
-/// Whether the peer that sent this request takes a confirmation.
+/// Whether the peer that sent this request accepts a confirmation.
 pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
     request.size == 0 && request.source_stag == ANY_STAG && request.source_to == MARK
 }
@@ -358,46 +363,46 @@ pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
 // everything, and the other's requests complete when they are among these.
 
 impl Confirmation {
-    /// All up to `position` of what the peer sent is processed; a peer on this device is to know.
-    /// `tell`: it learns of it by [`has_news`](Self::has_news) only.
+    /// Counts for a peer on this device that all its bytes up to `position` are processed.
+    /// `notify`: the peer learns of it by [`must_notify`](Self::must_notify) only.
     #[inline]
-    pub(super) fn note_processed(&mut self, position: u64, tell: bool) {
+    pub(super) fn note_processed(&mut self, position: u64, notify: bool) {
         if let Some(peer_progress) = &mut self.same_device {
-            peer_progress.advance(position, tell);
+            peer_progress.advance(position, notify);
         }
     }
 
-    /// Whether a peer on this device must be told that more of its messages is processed.
+    /// Whether a peer on this device must be informed that more of its messages are processed.
     #[inline]
-    pub(super) fn has_news(&mut self) -> bool {
+    pub(super) fn must_notify(&mut self) -> bool {
         self.same_device.as_mut().is_some_and(PeerProgress::moved)
     }
 }
 
-/// No peer counts: requests that the stream took are complete.
+/// The count while no peer counts: all requests that the stream took are complete.
 const UNTRACKED: u64 = u64::MAX;
 
-/// A count alone on its cache line: one end writes it, the other end reads it.
+/// A count on a cache line of its own: one end writes it, the other end reads it.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Count(AtomicU64);
 
-/// The counts of both directions of a stream: of what its first end sent, and of what its second
-/// did.
+/// The counts of both directions of a stream: of the bytes of its first end, and of the bytes of
+/// its second end.
 #[derive(Debug)]
 struct Counts([Count; 2]);
 
-/// The counts of a stream, as one of its ends sees them.
+/// One end's access to the counts of a stream.
 #[derive(Debug)]
 pub struct PeerProgress {
     counts: Arc<Counts>,
-    /// Which end we are.
+    /// The index of our end.
     end: usize,
-    /// Whether the count of what the peer sent has changed since the peer was informed.
+    /// Whether the count of the peer's bytes has changed since the peer was informed.
     moved: bool,
 }
 
-/// Where the second end finds the counts of a stream, as long as the first end exists.
+/// The second end's access to the counts of a stream, as long as the first end exists.
 #[derive(Debug)]
 pub struct Rendezvous(Weak<Counts>);
 
@@ -438,15 +443,15 @@ impl PeerProgress {
         of_ours.0.load(Ordering::Acquire)
     }
 
-    /// All up to `position` of what the peer sent is placed, delivered or answered. `tell`: the
-    /// peer learns of it by [`moved`](Self::moved) only.
+    /// Counts that all bytes of the peer up to `position` are placed, delivered or answered.
+    /// `notify`: the peer learns of it by [`moved`](Self::moved) only.
     #[inline]
-    fn advance(&mut self, position: u64, tell: bool) {
+    fn advance(&mut self, position: u64, notify: bool) {
         let [first, second] = &self.counts.0;
         let of_theirs = if self.end == 0 { second } else { first };
         if of_theirs.0.load(Ordering::Relaxed) != position {
             of_theirs.0.store(position, Ordering::Release);
-            self.moved |= tell;
+            self.moved |= notify;
         }
     }
 
@@ -458,7 +463,7 @@ impl PeerProgress {
 }
 
 impl Rendezvous {
-    /// The counts for the end that attaches second, which counts from now on.
+    /// The counts for the end that attaches second, which counts from then on.
     pub fn join(&self) -> Option<PeerProgress> {
         let counts = self.0.upgrade()?;
         let [of_first, _] = &counts.0;

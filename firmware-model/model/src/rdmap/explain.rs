@@ -1,4 +1,4 @@
-//! What the log says of a request that is refused: one line for a connection, which ends by it.
+//! The log line about a request that is refused: one line for a connection, which ends by it.
 
 use super::requester::Flight;
 use super::requester::Requester;
@@ -16,7 +16,7 @@ use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Te
 
 static LIMIT: LogLimit = LogLimit::new("refused requests");
 
-/// The queue pair and its connection.
+/// The text that names the queue pair and its connection.
 fn subject(env: &Env<'_>, stream: &dyn Stream) -> String {
     let Ends { local, remote } = stream.ends();
     match remote.port() {
@@ -25,7 +25,8 @@ fn subject(env: &Env<'_>, stream: &dyn Stream) -> String {
     }
 }
 
-/// We refuse a message of the peer by this Terminate, or end the connection for another reason.
+/// Logs that this side refuses a message of the peer by this Terminate, or ends the connection for
+/// another reason.
 #[cold]
 pub(super) fn refused_here(terminate: &Terminate<'_>, rights: Access, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {
@@ -108,10 +109,10 @@ fn name(opcode: Opcode) -> &'static str {
     }
 }
 
-/// How a connection is lost: without a Terminate, and not in order.
+/// The cause of a lost connection: one that ended without a Terminate and not in order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lost {
-    /// TCP says so.
+    /// TCP reports the loss.
     Stream(Errno),
     /// The peer closed, although requests were in flight.
     Closed,
@@ -125,7 +126,7 @@ pub(super) enum Lost {
     MalformedTerminate,
 }
 
-/// The connection is lost. Says so if that has an effect on requests.
+/// Logs that the connection is lost, if that has an effect on requests.
 #[cold]
 pub(super) fn lost(how: Lost, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     let (count, oldest) = requester.in_flight();
@@ -143,14 +144,14 @@ pub(super) fn lost(how: Lost, requester: &Requester, env: &Env<'_>, stream: &dyn
     };
     match oldest {
         Some(opcode) => tracing::warn!(
-            "{subject}: {how}; requests under way: {count}, the oldest {}",
+            "{subject}: {how}; requests in flight: {count}, the oldest {}",
             name(opcode)
         ),
         None => tracing::warn!("{subject}: {how}"),
     }
 }
 
-/// The peer refuses a request, or ends the connection, by its Terminate.
+/// Logs that the peer refuses a request, or ends the connection, by its Terminate.
 #[cold]
 pub(super) fn refused_there(received: &Received, requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {
@@ -180,7 +181,7 @@ pub(super) fn refused_there(received: &Received, requester: &Requester, env: &En
     tracing::warn!("{subject}: the peer refused {what}: {error}");
 }
 
-/// A request of this end fails here.
+/// Logs that a request of this end fails here.
 #[cold]
 pub(super) fn failed_here(requester: &Requester, env: &Env<'_>, stream: &dyn Stream) {
     if !LIMIT.may_say(env.now.get()) {

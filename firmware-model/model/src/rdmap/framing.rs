@@ -8,12 +8,12 @@ use crate::counters::Counter;
 use crate::llp::Llp;
 use crate::transport::Env;
 
-/// Why framing stopped.
+/// The reason why framing stopped.
 #[derive(Debug)]
 pub(super) enum Framed {
     /// The lower layer is full, or the budget is used up.
     NoRoom,
-    /// There is nothing to send.
+    /// There is no message to send.
     Nothing,
     /// A request failed locally.
     LocalError,
@@ -22,8 +22,8 @@ pub(super) enum Framed {
 }
 
 impl Rdmap {
-    /// Frames ULPDUs: the RTR before anything else, answers, and with `sends` also work requests.
-    /// Each costs one of `budget`.
+    /// Frames ULPDUs: the RTR before all others, answers, and with `sends` also work requests. Each
+    /// ULPDU costs one of `budget`.
     #[inline]
     pub(super) fn frame(
         &mut self,
@@ -89,7 +89,7 @@ impl Rdmap {
                 *answered_last = false;
                 continue;
             }
-            // What the requester did in the memory of its peer is no FPDU.
+            // Accesses to the memory of a local peer send no FPDU, but count here as well.
             let cost = requester.take_direct_cost().max(1);
             *budget = budget.saturating_sub(cost);
             *fpdus += u32::from(llp.sealed() != before);

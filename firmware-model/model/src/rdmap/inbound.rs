@@ -1,4 +1,5 @@
-//! What a ULPDU from the peer is, and which half of the queue pair it is for.
+//! The kind of a ULPDU from the peer, and the part of the queue pair that handles it: requester or
+//! responder.
 //!
 //! Faults are found in the order of the layers, cheap ones first; the first one is the one that a
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
@@ -22,7 +23,7 @@ use urnic_wire::rdmap::{
     Terminate, TerminateError,
 };
 
-/// A segment whose payload goes somewhere.
+/// A segment with payload to place.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     opcode: Opcode,
@@ -137,7 +138,7 @@ impl Rdmap {
         let len = ulpdu_len - (head.len() - payload.len());
         let segment = Segment { opcode, header, len };
         match (opcode, &header) {
-            // All of it must be there.
+            // The whole segment must have arrived.
             (Opcode::Write, _) if env.qp.last_first => return Ok(None),
             // The whole range must be permitted before a byte is placed (row DDP-V-02).
             (Opcode::Write, Header::Tagged(h)) => {
@@ -147,7 +148,7 @@ impl Rdmap {
             }
             (Opcode::ReadResponse, _) if !self.requester.reads.is_discarded() => {}
             (_, Header::Untagged(h)) if h.qn == urnic_wire::rdmap::QN_SEND && !opcode.is_extension() => {}
-            // A fixed header of that length is refused when it is complete.
+            // A message with a fixed header is refused for that length when it is complete.
             _ => return Ok(None),
         }
         self.startup.first_message_with_payload(env, opcode)?;
@@ -156,7 +157,7 @@ impl Rdmap {
         Ok(Some(segment))
     }
 
-    /// Checks a segment's place among its like.
+    /// Checks a segment's position in its message or queue.
     #[inline]
     fn begin(&mut self, env: &mut Env<'_>, segment: &Segment) -> Result<(), Refusal> {
         match (&segment.header, segment.opcode) {
@@ -173,11 +174,11 @@ impl Rdmap {
         }
     }
 
-    /// Places `bytes`, which begin `at` bytes into the segment's payload.
+    /// Places `bytes`, which start at offset `at` of the segment's payload.
     #[inline]
     fn place(&mut self, env: &Env<'_>, segment: &Segment, at: usize, bytes: &[u8]) -> Result<(), Refusal> {
         if bytes.is_empty() {
-            // STag and TO of a zero-length segment are not looked at (RFC 5041 §5.2).
+            // STag and TO of a zero-length segment are not checked (RFC 5041 §5.2).
             return Ok(());
         }
         match (&segment.header, segment.opcode) {
@@ -204,8 +205,8 @@ impl Rdmap {
         }
     }
 
-    /// Where the segment's payload from `at` on goes: the next extent and its length; `None` if the
-    /// message is dropped.
+    /// The place of the segment's payload from `at` on: the next extent and its length; `None` if
+    /// the message is dropped.
     pub(super) fn window<'t>(
         &mut self,
         env: &Env<'t>,
@@ -226,8 +227,8 @@ impl Rdmap {
         }
     }
 
-    /// Where the next `max` bytes of the segment's message go, or fewer: those of segments behind
-    /// it, too. None: each segment is to be asked for.
+    /// The place of the next bytes of the segment's message, at most `max`, which may include bytes
+    /// of later segments; `None`: the place of each segment must be queried by itself.
     pub(super) fn window_ahead<'t>(
         &mut self,
         env: &Env<'t>,
@@ -383,16 +384,16 @@ impl Rdmap {
     }
 }
 
-// Messages that wait for a receive to be posted, where that is waited for (native connections).
+// Messages that are parked until a receive is posted (native connections).
 //
 // The program that should post it may itself wait for a Read that it posted before. So answers to
-// our requests pass by; everything else stays in order after the message that waits, up to a
-// limit; then the stream is not read any more.
+// our requests pass by. All other messages are parked in order after the first one, up to a limit;
+// then the stream is not read any more.
 
-/// Bytes that may wait.
+/// The most bytes that may be parked.
 const LIMIT: usize = 256 << 10;
 
-/// ULPDUs in the order in which they came.
+/// ULPDUs in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     ulpdus: VecDeque<(u64, Box<[u8]>)>,
@@ -409,7 +410,7 @@ impl Parked {
         self.ulpdus.len()
     }
 
-    /// Whether a ULPDU that begins so must wait after those that wait.
+    /// Whether a ULPDU with this beginning must be parked after the parked ones.
     #[inline]
     pub(super) fn stops(&self, ulpdu: &[u8]) -> bool {
         const PASSING: [u8; 3] = [
@@ -423,7 +424,7 @@ impl Parked {
                 .is_some_and(|control| PASSING.contains(&(control & 0xf)))
     }
 
-    /// Takes a ULPDU in that begins at `position` of the stream, if there is room.
+    /// Parks a ULPDU that begins at `position` of the stream. Returns whether there was room.
     pub(super) fn keep(&mut self, position: u64, ulpdu: &[u8]) -> bool {
         let room = self.bytes + ulpdu.len() <= LIMIT;
         if room {
@@ -433,18 +434,18 @@ impl Parked {
         room
     }
 
-    /// The one that came first.
+    /// The oldest parked ULPDU.
     pub(super) fn front(&self) -> Option<&[u8]> {
         self.ulpdus.front().map(|(_, ulpdu)| &**ulpdu)
     }
 
-    /// Where it begins in the stream.
+    /// The position in the stream where the oldest parked ULPDU begins.
     #[inline]
     pub(super) fn position(&self) -> Option<u64> {
         self.ulpdus.front().map(|(position, _)| *position)
     }
 
-    /// Removes the oldest message, which need not wait any more.
+    /// Removes the oldest parked message.
     pub(super) fn release(&mut self) {
         if let Some((_, ulpdu)) = self.ulpdus.pop_front() {
             self.bytes -= ulpdu.len();

@@ -13,8 +13,8 @@
 //! | part | role |
 //! |---|---|
 //! | `engine` | the sequence: states, start, errors, end |
-//! | `requester` | work requests become messages, complete in order, and await their answers; `local_peer` reaches into the memory of a peer on this host |
-//! | `inbound` | what an inbound segment is, which half handles it, and the messages that wait for a receive |
+//! | `requester` | work requests become messages, complete in order, and await their answers; `local_peer` accesses the memory of a local peer |
+//! | `inbound` | the kind of an inbound segment, the part that handles it (requester or responder), and the parked messages |
 //! | `responder` | Sends and Writes are checked and placed, or dropped (kind UC); `answers` sends Read and Atomic Responses |
 //! | `startup` | which end may send first, and the RTR |
 //! | `framing` | requests and answers alternate |

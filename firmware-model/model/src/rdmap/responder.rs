@@ -22,7 +22,7 @@ use urnic_wire::rdmap::{HeaderError, Opcode, PlacementError, ReadRequest, Segmen
 /// Longest message (RFC 5041 §5.2).
 const MAX_MESSAGE: u64 = u32::MAX as u64;
 
-/// Why a segment is not taken.
+/// The reason why a segment is not taken.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// The segment waits for a receive to be posted; nothing of the segment was taken.
@@ -31,7 +31,7 @@ pub(super) enum Refusal {
     Terminate(TerminateError),
     /// The peer is at fault in a Read Request; the Terminate includes its header.
     ReadRequest(TerminateError, ReadRequest),
-    /// The peer's Terminate makes no sense: end without a word (row RDM-T-08).
+    /// The peer's Terminate is malformed: the connection ends without a Terminate (row RDM-T-08).
     Silent,
     /// The message is the peer's Terminate.
     Terminated(Received),
@@ -57,11 +57,11 @@ struct Receiving {
     room: u64,
     placed: u64,
     cursor: Cursor,
-    /// The message is dropped: its payload goes nowhere.
+    /// The message is dropped: its payload is not placed.
     dropped: bool,
 }
 
-/// The responding half of a queue pair.
+/// The responder of a queue pair.
 #[derive(Debug)]
 pub(super) struct Responder {
     pub(super) rq: ReceiveSource,
@@ -72,18 +72,18 @@ pub(super) struct Responder {
     /// The receive being filled.
     wqe: RecvWqe,
     receiving: Option<Receiving>,
-    /// How the receive being filled completes if it is flushed.
+    /// The status of the receive being filled if it is flushed.
     flush_status: Option<WcStatus>,
     /// MSN of the next message on queue 0.
     pub(super) msn: u32,
     pub(super) without_receive: WithoutReceive,
-    /// The peer may place payload of Sends in receives before the messages come.
+    /// The peer may place payload of Sends in receives before the messages arrive.
     pub(super) peer_fills: bool,
-    /// What is dropped, with kind UC.
+    /// Messages that are dropped, with kind UC.
     pub(super) drops: Drops,
-    /// Immediate data of the Send that comes next.
+    /// Immediate data of the next Send.
     next_immediate: Option<[u8; 4]>,
-    /// Bytes of the last Write, and whether it has not ended.
+    /// Bytes of the last Write, also while it is incomplete.
     written: u64,
     writing: bool,
 }
@@ -113,7 +113,7 @@ impl Responder {
         self.receiving.is_some()
     }
 
-    /// Sets the state that results when `bytes` bytes of the current message have come.
+    /// Sets the state that results when `bytes` bytes of the current message have arrived.
     #[cfg(test)]
     pub(super) fn have_received(&mut self, bytes: u64) {
         match &mut self.receiving {
@@ -127,7 +127,7 @@ impl Responder {
         self.flush_status.is_some()
     }
 
-    /// A Send that no program sent: the RTR (row EMPA-19).
+    /// Accepts the RTR as a Send that no program sent (row EMPA-19).
     pub(super) fn swallow(&mut self) {
         self.msn = self.msn.wrapping_add(1);
     }
@@ -243,7 +243,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Where the next bytes of the Send go, at most `max`; `None` if it is dropped.
+    /// The place of the next bytes of the Send, at most `max`; `None` if it is dropped.
     pub(super) fn send_window<'t>(
         &mut self,
         env: &Env<'t>,
@@ -336,7 +336,7 @@ impl Responder {
             return Ok(());
         }
         if self.drops.take_immediate() {
-            // It belongs to the Write that was dropped and counted.
+            // The immediate belongs to the Write that was dropped and counted.
             self.msn = self.msn.wrapping_add(1);
             return Ok(());
         }
@@ -373,7 +373,7 @@ impl Responder {
         self.cq.push(cqe, env).map_err(|Overflow| Refusal::Overflow)
     }
 
-    /// Drops the message for queue 0 that has come to its end.
+    /// Drops the message for queue 0 whose last byte has arrived.
     #[cold]
     fn drop_message(&mut self, env: &Env<'_>) {
         self.receiving = None;
@@ -383,14 +383,14 @@ impl Responder {
         env.counters.add(Counter::RxMessageDrops, 1);
     }
 
-    /// Kind UC: checks where a segment of a Write goes, before a byte of it is placed; the Write is
-    /// dropped if it may not go there.
+    /// Kind UC: checks the target of a segment of a Write, before a byte of it is placed. A Write
+    /// without permission is dropped.
     pub(super) fn screen_write(&mut self, env: &Env<'_>, header: &TaggedHeader, len: usize) {
         let allowed = len == 0 || self.write_window(env, header.stag, header.to, len).is_ok();
         self.drops.begin_write(allowed);
     }
 
-    /// Kind UC: a Write that is dropped ends; whether it is one.
+    /// Kind UC: ends a Write that is dropped. Returns whether the Write was dropped.
     pub(super) fn end_dropped_write(&mut self, env: &Env<'_>, last: bool) -> bool {
         let dropped = self.drops.end_write(last);
         if dropped && last {
@@ -400,8 +400,8 @@ impl Responder {
         dropped
     }
 
-    /// Kind UC: the stream ended. A message that has partly come is dropped, and its receive is for
-    /// the next message.
+    /// Kind UC: the stream ended. A message of which a part has arrived is dropped, and its receive
+    /// is for the next message.
     pub(super) fn part(&mut self, env: &Env<'_>) {
         if let Some(receiving) = self.receiving.take() {
             if !receiving.dropped {
@@ -415,7 +415,7 @@ impl Responder {
         self.answers = Answers::new();
     }
 
-    /// Where `len` bytes of a Write at `to` go.
+    /// The place of `len` bytes of a Write at `to`.
     #[inline]
     pub(super) fn write_window<'t>(
         &self,
@@ -495,15 +495,15 @@ impl Responder {
     }
 }
 
-// What the responder of a queue pair of kind UC drops (InfiniBand Architecture Specification vol.
-// 1 §9.9.3): a message that finds no receive or one that is too short, and a Write that the
-// protection of memory does not allow. The stream goes on after it.
+// Messages that the responder of a queue pair of kind UC drops (InfiniBand Architecture
+// Specification vol. 1 §9.9.3): a message that finds no receive or one that is too short, and a
+// Write that the protection of memory does not allow. The stream continues after it.
 
-/// Which messages are dropped, and what belongs to them.
+/// The messages that are dropped, and their state.
 #[derive(Debug, Default)]
 pub(super) struct Drops {
     on: bool,
-    /// The receive that was taken last waits for another message.
+    /// The last receive taken is reserved for the next message.
     kept: bool,
     /// The Write that is arriving is dropped.
     write: bool,
@@ -525,18 +525,18 @@ impl Drops {
         self.on
     }
 
-    /// The receive that was taken last is not used up: the message for it is dropped.
+    /// Reserves the last receive taken, because the message for it is dropped.
     pub(super) fn keep_receive(&mut self) {
         self.kept = true;
     }
 
-    /// Whether a receive is left from a message that was dropped; it is taken.
+    /// Takes the reserved receive. Returns whether there is one.
     #[inline]
     pub(super) fn take_kept(&mut self) -> bool {
         std::mem::take(&mut self.kept)
     }
 
-    /// A segment of a Write begins, which is `allowed` or else makes the whole Write dropped.
+    /// Begins a segment of a Write. If it is not `allowed`, the whole Write is dropped.
     pub(super) fn begin_write(&mut self, allowed: bool) {
         self.immediate = false;
         self.write |= !allowed;
@@ -559,7 +559,7 @@ impl Drops {
         }
     }
 
-    /// A segment of a Write ends, the last one if `last`; whether the Write is dropped.
+    /// Ends a segment of a Write, the last one if `last`. Returns whether the Write is dropped.
     pub(super) fn end_write(&mut self, last: bool) -> bool {
         let dropped = self.write;
         if last {
@@ -568,19 +568,19 @@ impl Drops {
         dropped
     }
 
-    /// A Send begins: no immediate of an earlier Write follows.
+    /// Begins a Send: no immediate of an earlier Write can follow.
     #[inline]
     pub(super) fn begin_send(&mut self) {
         self.immediate = false;
     }
 
-    /// Whether an immediate that comes now belongs to a Write that was dropped.
+    /// Whether an immediate that arrives now belongs to a Write that was dropped.
     #[inline]
     pub(super) fn take_immediate(&mut self) -> bool {
         std::mem::take(&mut self.immediate)
     }
 
-    /// No message of an earlier stream continues.
+    /// Begins a stream: no message of an earlier stream continues.
     pub(super) fn begin_stream(&mut self) {
         (self.write, self.immediate) = (false, false);
     }

@@ -1,9 +1,9 @@
 //! The first messages of a connection: which end may send first, the ready-to-receive indication
-//! (RTR), and the report that the first FPDU has come.
+//! (RTR), and the report that the first FPDU has arrived.
 //!
 //! The driver has exchanged the MPA Request and Reply. The initiator may then send. A responder
-//! sends nothing before it has received a valid FPDU (the MPA fence, RFC 5044 §7.1.2), unless its
-//! peer is known to be ready. If the initiator's program has nothing to send, an RTR opens the
+//! sends nothing before it has received a valid FPDU (the MPA fence, RFC 5044 §7.1.2), unless it
+//! knows that its peer is ready. If the initiator's program has nothing to send, an RTR opens the
 //! fence: a first message of the initiator that no program sees (RFC 6581 §9.2).
 
 use super::responder::Refusal;
@@ -14,19 +14,19 @@ use urnic_device::event::{Event, EventKind};
 use urnic_wire::ddp::Header;
 use urnic_wire::rdmap::{Opcode, ReadRequest, TerminateError};
 
-/// Which end may send first.
+/// The right of an end to send first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Role {
     /// We sent the MPA Request.
     Initiator,
-    /// A responder whose peer is known to be ready, or a queue pair that is its own peer.
+    /// A responder that knows that its peer is ready, or a queue pair that is its own peer.
     Ready,
     /// A responder, which waits for an FPDU.
     #[default]
     Fenced,
 }
 
-/// What has come from the peer.
+/// The messages that have arrived from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Arrived {
     #[default]
@@ -37,7 +37,7 @@ enum Arrived {
     Fpdu,
 }
 
-/// The start of a connection, as one end sees it.
+/// The state of one end while a connection starts.
 #[derive(Debug, Default)]
 pub(super) struct Startup {
     role: Role,
@@ -48,7 +48,7 @@ pub(super) struct Startup {
     rtr: Option<Rtr>,
     /// The RTR that the first FPDU should be.
     expected: Option<Rtr>,
-    /// Another first message is an error (row EMPA-21).
+    /// A first message other than the expected one is an error (row EMPA-21).
     is_strict: bool,
 }
 
@@ -75,7 +75,7 @@ impl Startup {
         }
     }
 
-    /// Start-up failed after the Reply: a Terminate may be sent at once (RFC 6581 §9).
+    /// Ends start-up that failed after the Reply: a Terminate may be sent at once (RFC 6581 §9).
     pub(super) fn abort(&mut self) {
         self.arrived = Arrived::Fpdu;
     }
@@ -98,7 +98,7 @@ impl Startup {
         self.rtr.is_some()
     }
 
-    /// An FPDU was framed.
+    /// Notes that an FPDU was framed.
     #[inline]
     pub(super) fn note_sent(&mut self) {
         self.has_sent = true;
@@ -109,15 +109,16 @@ impl Startup {
         self.has_sent
     }
 
-    /// Whether no message has come.
+    /// Whether no message has arrived.
     #[inline]
     pub(super) fn awaits_message(&self) -> bool {
         self.arrived == Arrived::Nothing
     }
 
-    /// The first message begins with this header and payload. Returns whether it is the RTR, a Send
-    /// that no program may see; `first_msn` is the MSN that a first Send has. A first message other
-    /// than the agreed one is accepted, too, unless the attachment was strict (row EMPA-21).
+    /// Checks the beginning of the first message, with this header and payload. Returns whether it
+    /// is the RTR, a Send that no program may see; `first_msn` is the MSN that a first Send has. A
+    /// first message other than the agreed one is accepted, too, unless the attachment was strict
+    /// (row EMPA-21).
     pub(super) fn first_message(
         &mut self,
         env: &Env<'_>,
@@ -140,7 +141,7 @@ impl Startup {
         Ok(as_agreed && self.expected == Some(Rtr::Send) && is_first)
     }
 
-    /// The first message begins, and has payload, which an RTR has not.
+    /// Checks the beginning of a first message with payload, which an RTR does not have.
     pub(super) fn first_message_with_payload(
         &mut self,
         env: &Env<'_>,
@@ -156,7 +157,7 @@ impl Startup {
         }
     }
 
-    /// The first message is not the RTR that was agreed on.
+    /// Reports a first message that is not the agreed RTR.
     fn mismatch(&self, env: &Env<'_>, opcode: Opcode) -> Result<(), Refusal> {
         env.counters.add(Counter::RtrMismatches, 1);
         if self.is_strict && opcode != Opcode::Terminate {
@@ -165,7 +166,7 @@ impl Startup {
         Ok(())
     }
 
-    /// A valid FPDU has come; `is_accepted`: so was its message or segment.
+    /// A valid FPDU has arrived; `is_accepted`: its message or segment was accepted.
     #[inline]
     pub(super) fn fpdu_received(&mut self, env: &mut Env<'_>, is_accepted: bool) {
         if self.arrived != Arrived::Fpdu {
@@ -181,7 +182,7 @@ impl Startup {
     #[cold]
     fn report(&self, env: &mut Env<'_>) {
         match self.role {
-            // A responder sends nothing before it has an FPDU: this one came with its Reply.
+            // A responder sends nothing before it has an FPDU: this one arrived with its Reply.
             Role::Initiator if !self.has_sent => env.counters.add(Counter::EarlyFpdus, 1),
             Role::Fenced => env.effects.event(Event::new(EventKind::FirstFpdu, env.qp.qid)),
             Role::Initiator | Role::Ready => {}

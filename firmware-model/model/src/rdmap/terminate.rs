@@ -1,4 +1,4 @@
-//! The Terminate: how an error is reported to the peer, and what the peer's Terminate means here
+//! The Terminate: how an error is reported to the peer, and how the peer's Terminate is handled
 //! (RFC 5040 §4.8, §5.4, §7).
 
 use crate::memory::{InvalidateError, Violation};
@@ -86,7 +86,7 @@ impl Received {
     }
 }
 
-/// How the request at fault completes.
+/// The status of the request at fault.
 fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
     use TerminateError as E;
     Some(match (terminate.layer, terminate.etype, terminate.error()) {

@@ -1,11 +1,11 @@
-//! The background thread, which serves programs that do not poll and leaves the work to those that
-//! do, and the rounds of every thread that drives the device.
+//! The background thread, which serves programs that do not poll and leaves the work to programs
+//! that poll, and the rounds of every thread that drives the device.
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
-//! leaves the streams alone, so that no packet wakes it. It only checks whether the polls have
+//! does not watch the streams, so that no packet wakes it. It only checks whether the polls have
 //! stopped, [every millisecond or two](Pollers::polled_tick). While sends are gathered, it checks
-//! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. While a
-//! thread lends itself, this thread leaves the streams alone for the agreed time, and no longer.
+//! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. During a loan
+//! this thread does not serve the streams for the agreed time, and no longer.
 
 use super::Core;
 use crate::counters::Counter;
@@ -25,10 +25,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, mem};
 
-/// The interval at which connections with local peers are served, whether or not a peer rang.
+/// The interval at which connections with local peers are served, also without a notification.
 const LOCAL_PEERS: Duration = Duration::from_secs(1);
 /// Scheduling slice and priority to request: a thread that waits for this thread often spins, and
-/// must make way for it.
+/// must yield to it.
 const SLICE_NS: u64 = 100_000;
 const NICE: i32 = -10;
 
@@ -40,7 +40,8 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the thread, with all signals blocked: they are the program's.
+    /// Starts the thread. All signals are blocked there, because they are for the program's
+    /// threads.
     pub(crate) fn spawn(core: &Arc<Core>) -> io::Result<Background> {
         let stop = Arc::new(AtomicBool::new(false));
         let (of_thread, stopped) = (core.clone(), stop.clone());
@@ -70,7 +71,7 @@ impl Drop for Background {
             return;
         };
         if self.core.is_abandoned() {
-            // The thread is the parent's. There is none to wait for here.
+            // The thread runs in the parent process: there is none to wait for here.
             mem::forget(thread);
             return;
         }
@@ -79,7 +80,7 @@ impl Drop for Background {
             readiness.wake();
         }
         if thread.thread().id() != std::thread::current().id() {
-            // It can end by a panic only, and that has been reported.
+            // The thread can end only by a panic, which has been reported.
             let _ = thread.join();
         }
     }
@@ -91,15 +92,15 @@ struct Loop<'a> {
     pollers: Pollers,
     /// Whether another thread ended the last sleep early.
     woken: bool,
-    /// Pollers drive the device, as of the last look.
+    /// Pollers drove the device at the last check.
     driven: bool,
-    /// Something was left to pollers.
+    /// Work was left to pollers.
     left_to_pollers: bool,
-    /// Until when bursts are awaited.
+    /// The time until which bursts are awaited.
     warm_until: Nanos,
     /// A closing stream is ready.
     linger_ready: bool,
-    /// When connections with local peers are served next, though no peer rang.
+    /// The time at which connections with local peers are served next without a notification.
     local_peers_due: Nanos,
 }
 
@@ -126,14 +127,14 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// Does the due work; returns the time of the next work.
+    /// Does the work that is due; returns the time of the next work.
     fn work(&mut self) -> Option<Nanos> {
         let (core, schedule) = (self.core, self.schedule);
         schedule.pending.store(false, Ordering::SeqCst);
         let now = core.clock.now();
         run_timers(core, now);
         let lingering = schedule.run_lingering(now, mem::take(&mut self.linger_ready));
-        self.pollers.look(now, schedule.polls(), self.woken);
+        self.pollers.check(now, schedule.polls(), self.woken);
         self.driven = self.pollers.go_on() && schedule.is_driven();
         if !self.pollers.go_on() && schedule.is_driven() {
             // The polls have stopped: polls count again only after a poller has found something for
@@ -161,8 +162,8 @@ impl<'a> Loop<'a> {
         .min()
     }
 
-    /// Serves connections with local peers at intervals, though no peer rang: all peers share the
-    /// page by which they ring, and one may write there what it likes. Returns the next time.
+    /// Serves connections with local peers at intervals, also without a notification: all peers
+    /// share the notification page, and any of them may overwrite it. Returns the next time.
     fn serve_local_peers(&mut self, now: Nanos) -> Option<Nanos> {
         let same_host = self.schedule.same_host.as_ref()?;
         let offers = same_host.expire().map(|later| now + later);
@@ -215,7 +216,7 @@ impl<'a> Loop<'a> {
             if tick.is_none() {
                 schedule.sleeper.set(ASLEEP);
             }
-            // Work that was left before the sleep of this thread was visible came without a wake.
+            // Work that was left before this thread's sleep was visible did not wake this thread.
             let missed = stop.load(Ordering::SeqCst) || schedule.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
             let polled = poll_ready(self.core, timeout);
@@ -236,40 +237,40 @@ impl<'a> Loop<'a> {
     }
 }
 
-// What the background thread knows of the threads that poll: it looks at the count of their polls
+// The background thread's estimate of whether other threads poll: it reads the count of their polls
 // whenever it wakes.
 
-/// Whether a poller would have found what the background thread found.
+/// Whether a poller would have found the event that the background thread found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finder {
-    /// One was at it, and would have found it as well.
+    /// A poller was active, and would have found the same.
     Poller,
-    /// None has polled for a while.
+    /// No thread has polled for a while.
     Nobody,
-    /// It cannot be told.
+    /// Unknown: the polls are too rare or too old to decide.
     Unknown,
 }
 
-/// The polls, as of the last look.
+/// The polls at the last check.
 #[derive(Debug)]
 pub(super) struct Pollers {
     polls: u32,
-    looked_at: Nanos,
-    /// The last look that found polls since the one before.
+    checked_at: Nanos,
+    /// The time of the last check that found polls since the check before it.
     polled_at: Nanos,
-    /// That was the last look, or there has been too little time for a poll since.
+    /// The last check found polls, or followed too soon after one that did.
     polled: bool,
     burst_tick: Duration,
-    /// Looks in a row that found polls since the one before.
+    /// The number of consecutive checks that found polls.
     in_a_row: u32,
 }
 
 impl Pollers {
-    /// There have been so many polls.
+    /// The state at the start, when the count of polls is `polls`.
     pub(super) fn new(polls: u32) -> Pollers {
         Pollers {
             polls,
-            looked_at: Nanos::default(),
+            checked_at: Nanos::default(),
             polled_at: Nanos::default(),
             polled: false,
             burst_tick: BURST_TICK,
@@ -277,14 +278,13 @@ impl Pollers {
         }
     }
 
-    /// A look, when there have been `polls`; `woken`: another thread ended the sleep before it
-    /// early.
-    pub(super) fn look(&mut self, now: Nanos, polls: u32, woken: bool) {
+    /// Checks the count `polls`; `woken`: another thread ended the preceding sleep early.
+    pub(super) fn check(&mut self, now: Nanos, polls: u32, woken: bool) {
         self.polled = self.polls != polls || (woken && self.polled);
         if self.polls != polls {
             (self.polls, self.polled_at) = (polls, now);
         }
-        self.looked_at = now;
+        self.checked_at = now;
         self.in_a_row = match self.polled {
             true => self.in_a_row.saturating_add(1),
             false => 0,
@@ -295,18 +295,18 @@ impl Pollers {
         };
     }
 
-    /// Whether there have been polls since the look before the last.
+    /// Whether the last two checks found polls.
     pub(super) fn have_polled(&self) -> bool {
         self.polled
     }
 
-    /// Whether the polls go on. Two looks may be so close to each other that there is none between
+    /// Whether the polls continue. Two checks may be so close together that no poll falls between
     /// them.
     pub(super) fn go_on(&self) -> bool {
-        self.looked_at.since(self.polled_at) < POLLED_TICK
+        self.checked_at.since(self.polled_at) < POLLED_TICK
     }
 
-    /// When to look whether they still go on.
+    /// The interval to the next check whether the polls continue.
     pub(super) fn polled_tick(&self) -> Duration {
         match self.in_a_row {
             0..POLLED_TICKS_LONG_AFTER => POLLED_TICK,
@@ -314,18 +314,19 @@ impl Pollers {
         }
     }
 
-    /// When to look whether pollers have sent what is gathered. As long as they do, looks become
-    /// rarer: each takes a poller's processor away.
+    /// The interval to the next check whether pollers have sent the gathered entries. As long as
+    /// they send, checks become rarer, because each check takes a poller's processor away.
     pub(super) fn burst_tick(&self) -> Duration {
         self.burst_tick
     }
 
-    /// Something came to the background thread by now, when there have been `polls`.
+    /// Whether a poller would have found an event that reached the background thread at `now`, when
+    /// the count is `polls`.
     pub(super) fn finder(&self, now: Nanos, polls: u32) -> Finder {
         match polls.wrapping_sub(self.polls) {
             0 if now.since(self.polled_at) >= POLL_PAUSE => Finder::Nobody,
             0 => Finder::Unknown,
-            polls if POLLS_EVERY.saturating_mul(polls) >= now.since(self.looked_at) => Finder::Poller,
+            polls if POLLS_EVERY.saturating_mul(polls) >= now.since(self.checked_at) => Finder::Poller,
             _ => Finder::Unknown,
         }
     }
@@ -346,11 +347,11 @@ mod tests {
         let mut ticks = Vec::new();
         for polls in 8..14 {
             now += pollers.burst_tick().as_micros() as u64;
-            pollers.look(at(now), polls, false);
+            pollers.check(at(now), polls, false);
             ticks.push(pollers.burst_tick().as_micros());
         }
         assert_eq!(ticks, [200, 400, 800, 1000, 1000, 1000]);
-        pollers.look(at(now + 1000), 13, false);
+        pollers.check(at(now + 1000), 13, false);
         assert_eq!(pollers.burst_tick(), BURST_TICK);
     }
 
@@ -361,42 +362,42 @@ mod tests {
         for polls in 1..=POLLED_TICKS_LONG_AFTER {
             assert_eq!(pollers.polled_tick(), POLLED_TICK, "{polls}");
             now += 1000;
-            pollers.look(at(now), polls, false);
+            pollers.check(at(now), polls, false);
         }
         assert_eq!(pollers.polled_tick(), POLLED_TICK_LONG);
-        pollers.look(at(now + 2000), POLLED_TICKS_LONG_AFTER, false);
+        pollers.check(at(now + 2000), POLLED_TICKS_LONG_AFTER, false);
         assert!(!pollers.go_on());
         assert_eq!(pollers.polled_tick(), POLLED_TICK);
     }
 
-    /// A thread that sends for a while does not poll meanwhile.
+    /// A thread that sends for a while does not poll during that time.
     #[test]
     fn a_short_time_without_polls_is_not_their_end() {
         let mut pollers = Pollers::new(0);
-        pollers.look(at(0), 1, false);
+        pollers.check(at(0), 1, false);
         for now in [10, 50, 200, 999] {
-            pollers.look(at(now), 1, false);
+            pollers.check(at(now), 1, false);
             assert!(pollers.go_on() && !pollers.have_polled(), "{now}");
         }
-        pollers.look(at(1000), 1, false);
+        pollers.check(at(1000), 1, false);
         assert!(!pollers.go_on());
     }
 
     #[test]
     fn a_wake_says_nothing_about_polls() {
         let mut pollers = Pollers::new(0);
-        pollers.look(at(0), 1, false);
-        pollers.look(at(1), 1, true);
+        pollers.check(at(0), 1, false);
+        pollers.check(at(1), 1, true);
         assert!(pollers.have_polled());
-        pollers.look(at(2), 1, false);
-        pollers.look(at(3), 1, true);
+        pollers.check(at(2), 1, false);
+        pollers.check(at(3), 1, true);
         assert!(!pollers.have_polled());
     }
 
     #[test]
     fn who_polls_often_would_have_found_it() {
         let mut pollers = Pollers::new(0);
-        pollers.look(at(0), 10, false);
+        pollers.check(at(0), 10, false);
         let cases = [
             (20, 11, Finder::Poller),
             (21, 11, Finder::Unknown),
@@ -421,26 +422,26 @@ mod tests {
 /// The result of polling the descriptors.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Polled {
-    /// The last queue pair for which something came.
+    /// The last queue pair with an event.
     pub(super) arrived: Option<u32>,
-    /// A peer on this host rang for it.
+    /// The event was a local peer's notification.
     pub(super) by_notification: bool,
     /// A closing stream is ready.
     pub(super) linger: bool,
-    /// A thread requested this one to look around.
+    /// Another thread requested a check of all objects.
     pub(super) wake: bool,
 }
 
 /// The result of [`attend`].
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Attended {
-    /// Something came for one of the queue pairs.
+    /// Bytes or confirmations arrived for one of the queue pairs.
     pub(super) arrived: bool,
-    /// Some left more than sends to gather.
+    /// A queue pair left more work than sends to gather.
     pub(super) left: bool,
 }
 
-/// Makes all queue pairs on the list do the work that they left.
+/// Runs all queue pairs on the list.
 pub(super) fn attend(core: &Core) -> Attended {
     let schedule = &core.schedule;
     let mut arrived = false;
@@ -456,7 +457,7 @@ pub(super) fn attend(core: &Core) -> Attended {
     Attended { arrived, left }
 }
 
-/// Sends gathered requests, and continues with those that were left.
+/// Sends gathered requests, and runs the queue pairs on the list.
 #[inline]
 pub(super) fn flush_gathered(core: &Core) -> Attended {
     match core.schedule.seems_wanted() {
@@ -465,7 +466,7 @@ pub(super) fn flush_gathered(core: &Core) -> Attended {
     }
 }
 
-/// Lets timers run out.
+/// Handles the timers that have expired.
 pub(super) fn run_timers(core: &Core, now: Nanos) {
     while let Some(timer) = core.schedule.take_timer(now) {
         match timer {
@@ -490,7 +491,7 @@ pub(super) fn run_timers(core: &Core, now: Nanos) {
     }
 }
 
-/// Retries work that found no room; returns whether some still finds none.
+/// Retries work for which there was no room. Returns whether some work still has no room.
 pub(super) fn retry(core: &Core) -> bool {
     if !core.schedule.take_left_over() {
         return false;
@@ -503,7 +504,8 @@ pub(super) fn retry(core: &Core) -> bool {
     core.schedule.leave_over(connections || events)
 }
 
-/// Acts on the descriptors that are ready, waiting for one until `timeout` (`None` = for ever).
+/// Handles the descriptors that are ready, after a wait for one until `timeout` (`None` = for
+/// ever).
 pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
     let mut polled = Polled::default();
     let Some(readiness) = &core.schedule.readiness else {
@@ -554,7 +556,7 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
     }
 }
 
-/// Serves the queue pairs for which peers on this host rang.
+/// Serves the queue pairs with notifications of local peers.
 #[inline]
 pub(super) fn answer_notifications(core: &Core) -> Polled {
     let mut polled = Polled::default();

@@ -69,8 +69,8 @@ pub(crate) struct Core {
     pub(crate) cqs: Table<CompletionQueue>,
     pub(crate) srqs: Table<SharedReceiveQueue>,
     pub(crate) qps: Table<Qp>,
-    /// Queue pairs whose peers are on this host and find the counts here, by the ends of their
-    /// streams, the queue pair's own end first. A leaf.
+    /// Queue pairs whose peers are on this host, with the progress counts of their streams. The key
+    /// is the ends of the stream, the queue pair's own end first. A leaf lock.
     ends: Mutex<HashMap<Ends, (u32, Rendezvous)>>,
     pub(crate) streams: Streams,
     /// UDP ports that no queue pair has yet.
@@ -84,7 +84,7 @@ fn secret() -> io::Result<[u64; 5]> {
     let mut seed = [0u64; 5];
     for word in &mut seed {
         let mut bytes = [0u8; 8];
-        // 8 bytes come whole once the kernel's generator is seeded.
+        // A read of 8 bytes is never short once the kernel's generator is seeded.
         getrandom(&mut bytes, GetRandomFlags::empty())?;
         *word = u64::from_ne_bytes(bytes);
     }
@@ -97,7 +97,8 @@ impl Core {
         host: Arc<dyn HostMemory>,
         interrupts: Arc<dyn Interrupts>,
     ) -> io::Result<Arc<Core>> {
-        // Lingering streams come on top of those that have a queue pair or are in streaming mode.
+        // Lingering streams are counted in addition to streams that have a queue pair or are in
+        // streaming mode.
         let limit = 2 * (config.limits.qps + config.limits.streams) as usize + 64;
         let limit = limit.min(config.limits.descriptors as usize);
         let descriptors = Descriptors::new(limit, config.descriptors);
@@ -131,15 +132,15 @@ impl Core {
         Ok(core)
     }
 
-    /// What connections on this host need, or nothing where the kernel does not say which user has
+    /// The resources for connections on this host; `None` if the kernel does not report the user at
     /// the other end.
     fn same_host(descriptors: &Arc<Descriptors>, config: &ModelConfig) -> io::Result<Option<Arc<SameHost>>> {
         match SameHost::new(descriptors, config.thread_start) {
             Ok(same_host) => Ok(Some(Arc::new(same_host))),
-            // What is short now would be short for the queue pairs too.
+            // Resources that are exhausted now would be exhausted for the queue pairs, too.
             Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(errno.into()),
             Err(errno) => {
-                tracing::info!(%errno, "connections on this host use TCP: users cannot be told apart");
+                tracing::info!(%errno, "connections on this host use TCP: the kernel does not report the user of a connection");
                 Ok(None)
             }
         }
@@ -252,7 +253,7 @@ impl Core {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Lets a stream go, behind `unsent`.
+    /// Closes a stream after its `unsent` bytes are sent.
     pub(crate) fn linger(&self, stream: Box<dyn Stream>, unsent: Vec<u8>) {
         if let Some(fd) = stream.descriptor() {
             self.schedule.rewatch(fd, Token::Linger);
@@ -262,7 +263,7 @@ impl Core {
         self.schedule.linger(Lingering::new(stream, unsent, now, until));
     }
 
-    /// A doorbell page; page 0 is always there.
+    /// The doorbell page with this number; page 0 always exists.
     pub(crate) fn page(&self, uar: u32) -> Option<Arc<Uar>> {
         match uar {
             0 => Some(self.own_page.clone()),
@@ -289,7 +290,7 @@ impl Core {
         self.descriptors.numbers()
     }
 
-    /// The background thread begins.
+    /// Called at the start of the background thread.
     pub(crate) fn on_own_thread(&self) {
         self.interrupts.on_own_thread();
     }
@@ -317,7 +318,7 @@ impl Core {
         }
     }
 
-    /// Posts the events that found no room before; returns whether some events still wait.
+    /// Posts the events that found no room before. Returns whether some events still wait.
     pub(crate) fn post_waiting(&self) -> bool {
         let waiting: Vec<_> = self
             .event_queues()
@@ -344,7 +345,7 @@ impl Core {
         offset
     }
 
-    /// Takes the queue that has the slot at `offset` out of its page.
+    /// Removes the queue with the slot at `offset` from its page.
     pub(crate) fn leave_page(&self, uar: u32, user: PageUser) {
         if let Some(page) = self.page(uar)
             && let Some(offset) = page.leave(user)
@@ -362,12 +363,12 @@ pub trait Interrupts: Send + Sync {
     /// Raises a vector. Called from any thread that drives the device, with none of its locks held.
     fn raise(&self, vector: u32);
 
-    /// Called once on the thread that the device has of its own, before it raises anything there:
-    /// under it there is no call of the host's.
+    /// Called once on the device's own thread, before the thread raises a vector. No call of the
+    /// host is on that thread's stack.
     fn on_own_thread(&self) {}
 }
 
-// UDP ports that are bound for queue pairs which do not exist yet.
+// UDP ports that are bound for queue pairs that do not exist yet.
 
 /// The sockets of one port.
 type Sockets = Vec<Box<dyn DatagramSocket>>;
@@ -376,11 +377,11 @@ type Sockets = Vec<Box<dyn DatagramSocket>>;
 #[derive(Debug)]
 pub(crate) struct Ports {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<BoundPorts>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BoundPorts {
     last: u32,
     bound: HashMap<u32, Sockets>,
 }
@@ -393,7 +394,7 @@ impl Ports {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BoundPorts> {
         self.state.lock()
     }
 

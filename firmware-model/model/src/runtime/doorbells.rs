@@ -1,5 +1,5 @@
 //! Doorbells: the work that a ring requests is done on the thread that rings, or on the thread that
-//! looks where the driver rang in plain memory.
+//! reads the doorbells in plain memory.
 
 use super::background::flush_gathered;
 use super::uar::Rung;
@@ -30,8 +30,8 @@ pub(crate) fn ring(core: &Core, uar: u32, value: u64) {
     }
 }
 
-/// A doorbell reached no queue: it is counted, and the log says why. A driver may ring without end,
-/// so the lines are limited.
+/// Counts and logs a doorbell that reached no queue. A driver may ring without end, so the number
+/// of lines is limited.
 #[cold]
 fn invalid(core: &Core, uar: u32, value: u64) {
     core.counters.add_shared(Counter::InvalidDoorbells, 1);
@@ -57,15 +57,15 @@ fn why_invalid(core: &Core, uar: u32, value: u64) -> String {
         Kind::Arm | Kind::ArmSolicited => ("completion queue", core.cqs.find(queue).map(|cq| cq.uar)),
     };
     match page {
-        // Created since then.
+        // The queue was created after the doorbell rang.
         Some(page) if page == uar => format!("{name} {queue} did not exist yet"),
         Some(page) => format!("{name} {queue} belongs to page {page}"),
         None => format!("no {name} has the number {queue}"),
     }
 }
 
-/// Has the queue pair that was rung for do something, if it uses this page; returns whether it
-/// does.
+/// Makes `requests` of the queue pair that the doorbell names, if it uses this page. Returns
+/// whether it does.
 #[inline]
 fn with_qp(core: &Core, uar: u32, qid: u32, act: impl FnOnce(&Arc<Qp>)) -> bool {
     let acted = core.qps.find_again(qid, &LAST, |qp| {

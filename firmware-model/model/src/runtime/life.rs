@@ -1,4 +1,5 @@
-//! How queue pairs get their streams, how they end, and peers on the same device.
+//! The life of queue pairs: how they get their streams, and how they end; and peers on the same
+//! device.
 
 use super::Core;
 use crate::counters::Counter;
@@ -35,7 +36,7 @@ impl Qp {
     }
 
     /// Returns the queue pair to its first state, on the same rings: posted entries are dropped,
-    /// and the indices continue. What has arrived is taken in before.
+    /// and the indices continue. Bytes that have arrived are taken in before.
     fn reset(&self, core: &Core, inner: &mut Inner, effects: &mut Effects) {
         let mut env = core.env(self, effects);
         inner.with_engine(|engine, stream| engine.conclude(&mut env, stream));
@@ -43,16 +44,16 @@ impl Qp {
         if let Some(stream) = inner.stream.take() {
             core.linger(stream, Vec::new());
         }
-        self.leave_sibling(core);
+        self.leave_same_device_peer(core);
         core.memory.unbind_all_of(self.id);
         inner.engine.reset();
         inner.engine.receive_source().ring_never();
         inner.gathering.forget();
-        (inner.blocked, inner.hung_up, inner.held, inner.timer) = (false, false, false, None);
+        (inner.blocked, inner.hung_up, inner.attaching, inner.timer) = (false, false, false, None);
     }
 
-    /// Begins RDMA mode on `stream`, which is taken if that succeeds. `awaited`: its other end is
-    /// this device's, too.
+    /// Begins RDMA mode on `stream`, which is taken if that succeeds. `awaited`: the other end of
+    /// the stream will be attached to this device, too.
     pub(crate) fn attach(
         &self,
         core: &Core,
@@ -65,7 +66,7 @@ impl Qp {
             if inner.engine.is_parted() {
                 // Nothing has read the end of an earlier stream yet.
                 inner.stream = None;
-                self.leave_sibling(core);
+                self.leave_same_device_peer(core);
             }
             if inner.dead || inner.stream.is_some() {
                 return Err(Status::WrongState);
@@ -92,9 +93,9 @@ impl Qp {
             engine
                 .attach(attachment, entered.local_peer, &mut env, &mut **live)
                 .map_err(|WrongState| Status::WrongState)?;
-            self.find_sibling(core, &**live, engine, awaited);
+            self.find_same_device_peer(core, &**live, engine, awaited);
             inner.stream = stream.take();
-            inner.held = true;
+            inner.attaching = true;
             Ok(((), Requests::ATTACHED | Requests::RESUME | Requests::RECEIVE))
         })
     }
@@ -148,7 +149,7 @@ impl Qp {
         })
     }
 
-    /// Receives the datagrams to a group no more.
+    /// Stops receiving the datagrams to a group.
     pub(crate) fn leave_group(
         &self,
         group: SocketAddr,
@@ -181,9 +182,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Ends the queue pair: on return, no host memory is used any more. What has arrived is taken
-    /// in, and what its completed sends put on the stream still arrives; for a reset of the device
-    /// the stream just ends.
+    /// Ends the queue pair: on return, no host memory is used any more. Bytes that have arrived are
+    /// taken in, and bytes of completed sends that are in the stream still arrive. For a reset of
+    /// the device, the stream just ends.
     pub(crate) fn destroy(&self, core: &Core, reset: bool, effects: &mut Effects) {
         let mut inner = self.turns.lock();
         if inner.dead {
@@ -202,7 +203,7 @@ impl Qp {
         core.schedule.end_burst(&mut inner.gathering);
         let stream = inner.stream.take();
         drop(inner);
-        self.leave_sibling(core);
+        self.leave_same_device_peer(core);
         if let Some(stream) = stream {
             core.linger(stream, Vec::new());
         }
@@ -216,9 +217,15 @@ impl Qp {
 // Queue pairs of one device at both ends of a stream.
 
 impl Qp {
-    /// Checks whether the other end of `stream` is a queue pair of this device, too; `awaited`: it
-    /// will be.
-    pub(super) fn find_sibling(&self, core: &Core, stream: &dyn Stream, engine: &mut Engine, awaited: bool) {
+    /// Connects this queue pair with the one at the other end of `stream`, if that one is of this
+    /// device; `awaited`: it will be attached later.
+    pub(super) fn find_same_device_peer(
+        &self,
+        core: &Core,
+        stream: &dyn Stream,
+        engine: &mut Engine,
+        awaited: bool,
+    ) {
         let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         let Ends { local, remote } = stream.ends();
         let (local, remote) = (plain(local), plain(remote));
@@ -228,24 +235,24 @@ impl Qp {
         let own_ends = Ends { local, remote };
         *self.ends.lock() = Some(own_ends);
         let mut ends = core.ends();
-        let sibling = (ends.get(&own_ends.reversed()))
+        let peer = (ends.get(&own_ends.reversed()))
             .and_then(|(id, rendezvous)| Some((core.qps.find(*id)?, rendezvous.join()?)));
-        let (sibling, peer_progress) = match sibling {
-            Some((sibling, peer_progress)) => (Some(sibling), peer_progress),
+        let (peer, peer_progress) = match peer {
+            Some((peer, peer_progress)) => (Some(peer), peer_progress),
             None => (None, PeerProgress::first(awaited)),
         };
         ends.insert(own_ends, (self.id, peer_progress.rendezvous()));
         drop(ends);
         engine.track_peer(peer_progress);
-        if let Some(sibling) = sibling {
-            self.sibling.store(sibling.id, Ordering::Relaxed);
-            sibling.sibling.store(self.id, Ordering::Relaxed);
+        if let Some(peer) = peer {
+            self.same_device_peer.store(peer.id, Ordering::Relaxed);
+            peer.same_device_peer.store(self.id, Ordering::Relaxed);
         }
     }
 
-    /// Removes the entry of a closed stream: its ends may be those of another stream next.
-    pub(super) fn leave_sibling(&self, core: &Core) {
-        self.sibling.store(0, Ordering::Relaxed);
+    /// Removes the entry of a closed stream, because another stream may have the same ends later.
+    pub(super) fn leave_same_device_peer(&self, core: &Core) {
+        self.same_device_peer.store(0, Ordering::Relaxed);
         let own_ends = self.ends.lock().take();
         if let Some(own_ends) = own_ends
             && let Entry::Occupied(entry) = core.ends().entry(own_ends)
@@ -255,29 +262,29 @@ impl Qp {
         }
     }
 
-    /// As [`sibling`](Qp::sibling), if this thread is to let it receive. Another thread that polls
-    /// it finds what has come by itself, and two threads at one queue pair wait for each other's
-    /// cache lines all the time.
+    /// The [same-device peer](Qp::same_device_peer), if this thread must run it so that it
+    /// receives. If another thread polls that peer, the other thread receives, because two threads
+    /// at one queue pair contend for its cache lines.
     #[inline]
-    pub(super) fn sibling_to_receive(&self, core: &Core) -> Option<Found<Qp>> {
-        let sibling = self.sibling(core)?;
-        let poller = sibling.poller.load(Ordering::Relaxed);
+    pub(super) fn peer_to_run(&self, core: &Core) -> Option<Found<Qp>> {
+        let peer = self.same_device_peer(core)?;
+        let poller = peer.poller.load(Ordering::Relaxed);
         let is_polled = core.schedule.has_polled_elsewhere(poller, &self.seen_polls);
-        (!is_polled).then_some(sibling)
+        (!is_polled).then_some(peer)
     }
 
-    /// What this thread, which polls it, is to request: what has come, and how far the sibling is,
-    /// if there is one.
+    /// The requests of this thread when it polls the queue pair: to receive and, if there is a
+    /// same-device peer, to read the peer's progress.
     #[inline]
     pub(crate) fn polled(&self) -> Requests {
-        match self.sibling.load(Ordering::Relaxed) {
+        match self.same_device_peer.load(Ordering::Relaxed) {
             0 => Requests::RECEIVE,
-            _ => self.polled_beside_sibling(),
+            _ => self.polled_with_peer(),
         }
     }
 
     #[inline(never)]
-    fn polled_beside_sibling(&self) -> Requests {
+    fn polled_with_peer(&self) -> Requests {
         let home = home_shard();
         if self.poller.load(Ordering::Relaxed) != home {
             self.poller.store(home, Ordering::Relaxed);
@@ -287,8 +294,8 @@ impl Qp {
 
     /// The queue pair of this device at the other end of the stream.
     #[inline]
-    pub(super) fn sibling(&self, core: &Core) -> Option<Found<Qp>> {
-        match self.sibling.load(Ordering::Relaxed) {
+    pub(super) fn same_device_peer(&self, core: &Core) -> Option<Found<Qp>> {
+        match self.same_device_peer.load(Ordering::Relaxed) {
             0 => None,
             id => core.qps.find(id),
         }

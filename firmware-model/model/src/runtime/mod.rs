@@ -1,13 +1,13 @@
-//! The whole device: its state ([`Core`]), the threads that drive it, and what queue pairs do with
-//! the rest of it: runs, and what runs next ([`run`]); streams, their ends, and peers on the same
-//! device ([`life`]).
+//! The whole device: its state ([`Core`]), the threads that drive it, and the work of queue pairs
+//! on the rest of it: runs, and the objects that run next ([`run`]); streams, their ends, and peers
+//! on the same device ([`life`]).
 //!
 //! These threads drive it:
 //!
 //! | thread | drives |
 //! |---|---|
 //! | a ringing thread | the queue pair it rang for |
-//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::schedule::Hot::is_to_look_at_notifications) those for which peers on this host ring |
+//! | a poller ([`progress`]) | gathered sends; the stream that last delivered to the poller's queue; [at times](crate::schedule::Hot::is_to_poll_all) all ready objects; [more often](crate::schedule::Hot::is_to_look_at_notifications) the ready objects with notifications of local peers |
 //! | a thread that waits for an event ([`lend`]) | all ready objects, for a short time |
 //! | the [background](background) thread | all ready objects, while no program polls; timers; closing streams |
 //!
@@ -40,8 +40,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Drives the device for a poller whose completion queue is empty. `last` is the queue pair that
-/// completed something there last, or 0: it is polled, and not the one for which this thread found
-/// something last, which another thread's queue may serve.
+/// completed something there last, or 0. The poller polls `last`, and not the queue pair for which
+/// this thread found something last, which may belong to another thread's queue.
 #[inline]
 pub(crate) fn progress(core: &Core, last: u32) {
     let schedule = &core.schedule;
@@ -87,9 +87,8 @@ pub(crate) fn progress(core: &Core, last: u32) {
 }
 
 /// The calling thread waits until `done` for events of the device, for `timeout` at the longest,
-/// and polls all streams itself. An arrival then wakes the thread that waits for it, with no other
-/// thread in between. `notifications` becomes readable when other threads may have made `done`
-/// true. Returns whether `done` is true.
+/// and polls all streams itself. An arrival then wakes the waiting thread directly. `notifications`
+/// becomes readable when other threads may have made `done` true. Returns whether `done` is true.
 pub(crate) fn lend(
     core: &Core,
     timeout: Duration,
@@ -103,8 +102,8 @@ pub(crate) fn lend(
     let mut now = core.clock.now();
     let until = now + timeout;
     loop {
-        // No further ahead than `EVENT_WAIT_USUAL`: the background thread sleeps for the whole time
-        // that is set here.
+        // At most `EVENT_WAIT_USUAL` ahead: the background thread sleeps until the time that is set
+        // here.
         schedule.borrow_until(now + EVENT_WAIT_USUAL);
         flush_gathered(core);
         poll_ready(core, Some(Duration::ZERO));
@@ -122,7 +121,7 @@ pub(crate) fn lend(
     }
 }
 
-/// In manual mode: everything once.
+/// In manual mode: serves all objects once.
 pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     if let Clock::Manual(time) = &core.clock {
         time.store(now.0, Ordering::Relaxed);
@@ -141,8 +140,8 @@ pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     [schedule.next_timer(), lingering].into_iter().flatten().min()
 }
 
-/// The process ends: lets all streams go, and waits until their peers have what was sent, but not
-/// for ever.
+/// The process ends: closes all streams in an orderly way, and waits for a limited time until the
+/// peers have all sent bytes.
 pub(crate) fn shutdown(core: &Core) {
     core.streams
         .close_all(|stream, unsent| core.linger(stream, unsent));

@@ -9,7 +9,7 @@ use urnic_device::registers::{
     MAGIC_VALUE, NO_VECTOR, STATUS, Status, UARS, VECTORS, VERSION, fatal,
 };
 
-/// Registers that hold something, and the command queue behind them.
+/// Registers that keep a value, and the command queue.
 #[derive(Debug)]
 pub(crate) struct Registers {
     status: Status,
@@ -122,13 +122,13 @@ impl Registers {
         }
     }
 
-    /// Lets go of the command queue.
+    /// Releases the command queue.
     pub(crate) fn disable(&mut self) {
         self.queue = None;
         self.status.remove(Status::READY);
     }
 
-    /// Nothing works any more until a reset.
+    /// Stops the device until a reset.
     pub(crate) fn stop(&mut self, code: u32) {
         tracing::error!(code, "the device stops");
         self.queue = None;

@@ -1,4 +1,4 @@
-//! One run of a queue pair, and what is run next.
+//! One run of a queue pair, and the choice of the object that runs next.
 
 use super::Core;
 use crate::counters::Counter;
@@ -14,12 +14,12 @@ use std::sync::atomic::Ordering;
 use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::vocabulary::QpState;
 
-/// Event index so far ahead that no ring comes: the device polls by itself.
+/// Event index so far ahead that the driver does not ring: the device polls by itself.
 const NO_RING: u32 = 1 << 30;
 
 impl Qp {
-    /// Does what was requested. Returns whether bytes or a confirmation arrived, or bytes left
-    /// after a wait.
+    /// Carries out `requests`. Returns whether bytes or a confirmation arrived, or bytes left after
+    /// a wait.
     #[inline(always)]
     pub(super) fn run(
         self: &Arc<Qp>,
@@ -31,7 +31,7 @@ impl Qp {
         if requests.intersects(Requests::ATTACHED) {
             self.begin_stream(core, inner);
         }
-        if inner.dead || inner.held || core.is_stopped() {
+        if inner.dead || inner.attaching || core.is_stopped() {
             return false;
         }
         let mut env = core.env(self, effects);
@@ -65,7 +65,7 @@ impl Qp {
         // A poll that finds nothing does not change state.
         let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
             && inner.has_input()
-            && !inner.engine.is_held_up();
+            && !inner.engine.has_parked();
         let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
         let found_nothing = only_polls && is_drained && !arrived(env.moved) && !has_room && due.is_none();
         if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
@@ -76,15 +76,15 @@ impl Qp {
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
         let is_to_send = match only_polls {
-            // What arrived may only have been for the program.
+            // Bytes that arrived may only have been for the program.
             true => has_room || arrived(env.moved) && !inner.engine.is_at_rest(),
             false => true,
         };
         if sends && is_to_send {
             self.transmit(core, inner, &mut env, requests);
         }
-        // A queue pair that is its own peer waits for a receive: its post is to ring.
-        if inner.stream.is_none() && inner.engine.is_held_up() {
+        // A queue pair that is its own peer waits for a receive: the post of a receive must ring.
+        if inner.stream.is_none() && inner.engine.has_parked() {
             self.receive(core, inner, &mut env);
             self.transmit(core, inner, &mut env, requests);
         }
@@ -95,15 +95,15 @@ impl Qp {
     /// The command that attached the stream is complete.
     #[cold]
     fn begin_stream(&self, core: &Core, inner: &mut Inner) {
-        inner.held = false;
+        inner.attaching = false;
         if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
             core.schedule.rewatch(fd, Token::Qp(self.id));
             self.readable.store(true, Ordering::Relaxed);
         }
     }
 
-    /// A number that changes whenever the program polls for completions: with every poll that finds
-    /// none, and with every completion taken.
+    /// A number that changes with each empty poll of the program for completions, and with each
+    /// completion that the program takes.
     fn poll_count(&self, core: &Core) -> u32 {
         let taken = self.send_cq.consumer().wrapping_add(self.recv_cq.consumer());
         core.schedule.polls().wrapping_add(taken)
@@ -121,8 +121,8 @@ impl Qp {
         }
         loop {
             match inner.with_engine(|engine, stream| engine.receive(env, stream)) {
-                // The end of the stream may wait behind what was read, and no further event will
-                // report it.
+                // The end of the stream may follow the bytes that were read, and no further event
+                // will report it.
                 RxOutcome::Drained if inner.hung_up && self.counters.value(Counter::RxBytes) != read => {
                     read = self.counters.value(Counter::RxBytes);
                 }
@@ -148,7 +148,7 @@ impl Qp {
                     self.blocked.store(false, Ordering::Relaxed);
                     inner.stream = None;
                     self.processors.store(None);
-                    self.leave_sibling(core);
+                    self.leave_same_device_peer(core);
                     self.readable.store(false, Ordering::Relaxed);
                     return false;
                 }
@@ -156,8 +156,8 @@ impl Qp {
         }
     }
 
-    /// Carries out a request to which only the peer's memory has a part: for the stream, and for
-    /// when the queue pair must run next, nothing changes. Returns whether that was all.
+    /// Carries out a request that involves only the peer's memory, so that neither the stream nor
+    /// the queue pair's timers change. Returns whether no work is left.
     #[inline]
     fn fast_send(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>) -> bool {
         let before = inner.engine.send_queue().taken();
@@ -178,7 +178,7 @@ impl Qp {
             let taken = inner.engine.send_queue().taken();
             let outcome = inner.with_engine(|engine, stream| engine.transmit(env, stream));
             inner.blocked = outcome == TxOutcome::Blocked;
-            // What passes through memory a poll tries again.
+            // A poll retries a stream that passes through memory.
             let waits = inner.blocked && !inner.is_in_memory();
             self.blocked.store(waits, Ordering::Relaxed);
             if outcome == TxOutcome::More {
@@ -186,7 +186,7 @@ impl Qp {
             }
             if outcome != TxOutcome::Idle {
                 let ahead = match inner.is_in_memory() {
-                    // A program that goes on posting shall send meanwhile, too.
+                    // If the program continues to post, its entries must be sent as well.
                     true => GATHERED_IN_MEMORY,
                     false => NO_RING,
                 };
@@ -199,9 +199,9 @@ impl Qp {
                 return;
             }
             if known {
-                // What was posted before the last run and still not taken waits for something other
-                // than a ring. If more was posted, it may be by a program that polls: this thread
-                // may have better things to do than to send for it.
+                // Entries that were posted before the last run and not taken wait for something
+                // other than a ring. If more were posted, the poster may be a program that polls,
+                // and this thread leaves them to that program.
                 if inner.engine.send_queue().taken() != taken {
                     core.schedule.attend_later(self, Requests::RESUME);
                 }
@@ -211,8 +211,8 @@ impl Qp {
         }
     }
 
-    /// Begins or ends a burst, now that everything posted has been taken; `before` entries had been
-    /// before.
+    /// Begins or ends a burst, now that everything posted has been taken. `before` is the number of
+    /// entries taken before this run.
     #[inline]
     fn gather(self: &Arc<Qp>, core: &Core, inner: &mut Inner, before: u32, requests: Requests) {
         let sent = inner.engine.send_queue().taken().wrapping_sub(before);
@@ -234,11 +234,11 @@ impl Qp {
     }
 
     /// After every run: makes sure that no ring is missed in the error state, and that no timer is
-    /// lost; `late` is when the stream was to go on.
+    /// lost; `late` is the time at which delayed bytes of the stream continue.
     #[inline(always)]
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
         if inner.hung_up {
-            inner.with_engine(|engine, stream| engine.note_end_behind(env, stream));
+            inner.with_engine(|engine, stream| engine.note_end_after_parked(env, stream));
         }
         if inner.engine.state() == QpState::Err {
             core.schedule.end_burst(&mut inner.gathering);
@@ -248,7 +248,7 @@ impl Qp {
                 let sends = inner.engine.send_queue();
                 let unsent = u32::from(sends.ring_after(0));
                 let unfilled = inner.engine.receive_source().ring_for_flush();
-                // What stays unflushed finds no room in its completion queue.
+                // Entries that stay unflushed find no room in their completion queue.
                 let now_left = unsent + unfilled;
                 if now_left == 0 || now_left >= left {
                     break;
@@ -267,7 +267,7 @@ impl Qp {
     }
 }
 
-// Runs queue pairs, and carries out what that requests of the rest of the device.
+// Runs queue pairs, and carries out the effects of these runs on the rest of the device.
 //
 // A run may request runs of other objects: a completion queue that overflows takes all its queue
 // pairs to the error state, whose flushes may overflow the next one. The objects wait in a list
@@ -276,7 +276,7 @@ impl Qp {
 // inside a call, at most two deep.
 
 impl Qp {
-    /// Has requests done, on this thread or on the thread that already holds the lock. Returns
+    /// Has requests carried out, on this thread or on the thread that already has the lock. Returns
     /// whether bytes arrived, or left after a wait.
     #[inline]
     pub(crate) fn kick(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
@@ -286,7 +286,8 @@ impl Qp {
         arrived
     }
 
-    /// As [`kick`](Qp::kick), and leaves in `next` what is to be run then.
+    /// Has requests carried out like [`kick`](Qp::kick), but adds the objects that must run
+    /// afterwards to `next`.
     fn kick_before(self: &Arc<Qp>, core: &Core, requests: Requests, next: &mut Next) -> bool {
         let (mut arrived, mut progressed) = (false, false);
         let left = self.turns.ask(
@@ -302,34 +303,35 @@ impl Qp {
         if left {
             core.schedule.attend_later(self, Requests::AGAIN);
         }
-        if progressed && let Some(sibling) = self.sibling(core) {
+        if progressed && let Some(peer) = self.same_device_peer(core) {
             match requests {
-                // Not to and fro, in ever deeper calls.
-                Requests::PEER_PROGRESS => core.schedule.attend_later(&sibling, Requests::PEER_PROGRESS),
+                // A request instead of a call: the two peers must not call each other deeper and
+                // deeper.
+                Requests::PEER_PROGRESS => core.schedule.attend_later(&peer, Requests::PEER_PROGRESS),
                 _ => {
-                    sibling.kick_before(core, Requests::PEER_PROGRESS, next);
+                    peer.kick_before(core, Requests::PEER_PROGRESS, next);
                 }
             }
         }
         arrived
     }
 
-    /// Sends what was posted, on this thread, which waits for the one that holds the lock.
+    /// Sends all posted entries on this thread, after a wait for the thread that has the lock.
     pub(crate) fn catch_up(self: &Arc<Qp>, core: &Core, effects: &mut Effects) {
         let requests = Requests::RESUME | Requests::FLUSH;
         self.run(core, &mut self.turns.lock(), requests, effects);
-        // What others requested meanwhile.
+        // Requests that other threads recorded during the run.
         effects.kick(self.id, Requests::empty());
     }
 
-    /// As [`kick`](Qp::kick). If the peer is a queue pair of this device, and no other thread polls
-    /// it, it receives at once, too, as far as the stream carried what was sent: our requests
-    /// complete when it has. Returns the same.
+    /// Has requests carried out like [`kick`](Qp::kick). If the peer is a queue pair of this device
+    /// that no other thread polls, the peer then receives at once all that the stream carried, so
+    /// that our requests complete. Returns the result of `kick`.
     #[inline]
     pub(crate) fn kick_through(self: &Arc<Qp>, core: &Core, requests: Requests) -> bool {
         let arrived = self.kick(core, requests);
-        if let Some(sibling) = self.sibling_to_receive(core)
-            && sibling.kick(core, Requests::RECEIVE)
+        if let Some(peer) = self.peer_to_run(core)
+            && peer.kick(core, Requests::RECEIVE)
         {
             self.kick(core, Requests::PEER_PROGRESS);
         }
@@ -338,15 +340,15 @@ impl Qp {
 }
 
 impl Core {
-    /// Carries out what was gathered under a lock that is dropped by now.
+    /// Carries out effects that were collected under a lock; the lock must be dropped.
     pub(crate) fn raise(&self, effects: Effects) {
         let mut next = Next::new();
         self.apply(effects, &mut next);
         self.run_all(next);
     }
 
-    /// Publishes to the driver what was gathered, and sets timers; what is to be run is added to
-    /// `next`.
+    /// Publishes collected entries to the driver, and sets timers; adds the objects that must run
+    /// to `next`.
     #[inline]
     fn apply(&self, effects: Effects, next: &mut Next) {
         if !effects.is_empty() {
@@ -354,8 +356,8 @@ impl Core {
         }
     }
 
-    /// As [`apply`](Core::apply). A completion that the driver is notified of is there before an
-    /// event of the same run is.
+    /// Applies effects. Completion notifications are posted before the asynchronous events of the
+    /// same run.
     #[inline(never)]
     fn apply_all(&self, effects: Effects, next: &mut Next) {
         let mut events = Vec::new();
@@ -377,7 +379,7 @@ impl Core {
         }
     }
 
-    /// Runs objects until none is left that another one's run requested.
+    /// Runs the objects in `next`, and those that their runs request.
     #[inline]
     fn run_all(&self, next: Next) {
         if !next.is_empty() {

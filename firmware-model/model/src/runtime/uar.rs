@@ -1,4 +1,4 @@
-//! Doorbell pages: which clients may ring through which page, and which slot each queue gets.
+//! Doorbell pages: the clients that may ring through a page, and the slots of queues.
 
 use crate::host::SharedMemory;
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ pub(crate) enum PageUser {
 #[derive(Debug)]
 pub(crate) struct Uar {
     pub(crate) id: u32,
-    /// Queues that were created with it.
+    /// The number of queues that were created with the page.
     pub(crate) users: AtomicU32,
     slots: Mutex<Vec<Vec<PageUser>>>,
 }
@@ -41,9 +41,9 @@ impl Uar {
         self.slots.lock()
     }
 
-    /// Gives a queue the slot of its half of the page that has the fewest users, and returns its
-    /// byte offset. An arm that is overwritten before the device looks is lost, unlike a post,
-    /// whose index is in a record; so completion queues have a half for themselves.
+    /// Gives a queue the slot with the fewest users in its half of the page, and returns the byte
+    /// offset of the slot. An arm that is overwritten before the device reads it is lost, unlike a
+    /// post, whose index is in a record; so completion queues have a half for themselves.
     pub(crate) fn enter(&self, user: PageUser) -> u32 {
         self.users.fetch_add(1, Ordering::AcqRel);
         let mut users = self.lock();
@@ -57,7 +57,7 @@ impl Uar {
         slot as u32 * 8
     }
 
-    /// Takes a queue out; where it was.
+    /// Removes a queue; returns the offset of its slot.
     pub(crate) fn leave(&self, user: PageUser) -> Option<u32> {
         self.users.fetch_sub(1, Ordering::AcqRel);
         let mut users = self.lock();
@@ -66,7 +66,7 @@ impl Uar {
         Some(slot as u32 * 8)
     }
 
-    /// Takes all queues out.
+    /// Removes all queues.
     pub(crate) fn clear(&self) {
         self.lock().iter_mut().for_each(Vec::clear);
         self.users.store(0, Ordering::Release);
@@ -103,22 +103,22 @@ mod tests {
 // Doorbell pages as plain memory, for drivers in other processes. Stores of such drivers make no
 // message, so the device reads the pages.
 //
-// The queues to which slots were assigned determine which slots the device reads. A slot holds the
-// value that was rung until the device takes it, by swapping in 0, which rings nothing.
+// The queues to which slots were assigned determine which slots the device reads. A slot keeps the
+// value that was rung until the device takes it and writes 0, which rings nothing.
 
 /// The memory of BAR 2.
 pub struct DoorbellPages {
     fd: OwnedFd,
     memory: SharedMemory,
     count: u32,
-    state: Mutex<State>,
+    state: Mutex<AssignedSlots>,
 }
 
 #[derive(Default)]
-struct State {
+struct AssignedSlots {
     /// Slots in use, as (page, byte offset), once for each queue to which the slot was assigned.
     slots: Vec<(u32, u32)>,
-    /// Some slot has more than one queue.
+    /// At least one slot has more than one queue.
     shared: bool,
     asleep: bool,
 }
@@ -128,7 +128,7 @@ struct State {
 pub(crate) struct Rung {
     /// Page, byte offset, value.
     pub(crate) doorbells: Vec<(u32, u32, u64)>,
-    /// Some slot has more than one queue.
+    /// At least one slot has more than one queue.
     pub(crate) shared: bool,
 }
 
@@ -161,7 +161,7 @@ impl DoorbellPages {
         self.count as usize * PAGE_LEN as usize
     }
 
-    /// Never.
+    /// Whether there are no pages.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -179,11 +179,11 @@ impl DoorbellPages {
         Some(self.memory.word(self.at(page, WAKE)?))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AssignedSlots> {
         self.state.lock()
     }
 
-    /// A queue is about to get this slot.
+    /// Begins to watch a slot, which a queue is about to get.
     pub(crate) fn watch(&self, page: u32, offset: u32) {
         let mut state = self.state();
         state.shared |= state.slots.contains(&(page, offset));
@@ -191,7 +191,7 @@ impl DoorbellPages {
         self.write_wake_word(page, state.asleep);
     }
 
-    /// A queue with this slot was destroyed.
+    /// Ends the watch of a slot whose queue was destroyed.
     pub(crate) fn unwatch(&self, page: u32, offset: u32) {
         let slots = &mut self.state().slots;
         if let Some(index) = slots.iter().position(|slot| *slot == (page, offset)) {
@@ -200,12 +200,12 @@ impl DoorbellPages {
         if !slots.contains(&(page, offset))
             && let Some(slot) = self.slot(page, offset)
         {
-            // What was rung before the queue was destroyed.
+            // A doorbell that was rung before the queue was destroyed.
             slot.store(0, Ordering::Relaxed);
         }
     }
 
-    /// All queues were destroyed.
+    /// Forgets all slots: all queues were destroyed.
     pub(crate) fn clear(&self) {
         let mut state = self.state();
         for (page, offset) in state.slots.drain(..) {
@@ -216,7 +216,7 @@ impl DoorbellPages {
         state.shared = false;
     }
 
-    /// Rings as a driver does.
+    /// Rings like a driver.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn store(&self, page: u32, offset: u32, value: u64) {
         if let Some(slot) = self.slot(page, offset) {
@@ -260,7 +260,7 @@ impl DoorbellPages {
             .filter(|place| !assigned.contains(place));
         free.filter_map(|(page, offset)| {
             let slot = self.slot(page, offset)?;
-            // Most are 0: only a store of the driver makes the line of the slot change hands.
+            // Most slots are 0. Only a store of the driver moves the slot's cache line.
             let is_rung = slot.load(Ordering::Relaxed) != 0;
             let value = is_rung.then(|| u64::from_le(slot.swap(0, Ordering::AcqRel)))?;
             Some((page, offset, value))

@@ -1,4 +1,4 @@
-//! Completions on their way: a queue is locked once for many of them.
+//! Completions in batches: a completion queue is locked once for many of them.
 
 use super::params::Env;
 use crate::queues::{CompletionQueue, Overflow};
@@ -6,11 +6,11 @@ use std::slice;
 use std::sync::Arc;
 use urnic_device::cqe::Cqe;
 
-/// Completions that go together.
+/// The most completions that are pushed together.
 const BATCH: usize = 32;
 
-/// The way to a completion queue. The code that pushes must [`flush`](Self::flush) before the run
-/// ends.
+/// The completions of one run for one queue. The code that pushes must [`flush`](Self::flush)
+/// before the run ends.
 #[derive(Debug)]
 pub(crate) struct Completions {
     pub(crate) queue: Arc<CompletionQueue>,
@@ -35,7 +35,7 @@ impl Completions {
         }
     }
 
-    /// As [`push`](Self::push) and [`flush`](Self::flush), without a copy of the completion.
+    /// Pushes the waiting completions and `cqe`, without a copy of `cqe`.
     #[inline]
     pub(crate) fn push_one(&mut self, mut cqe: Cqe, env: &mut Env<'_>) -> Result<(), Overflow> {
         self.flush(env)?;

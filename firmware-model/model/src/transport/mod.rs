@@ -1,11 +1,11 @@
-//! What the transports of queue pairs have in common.
+//! The types that the transports of queue pairs share.
 //!
 //! A queue pair has memory protection, work queues, completion queues and states. A transport is a
 //! protocol for the messages of queue pairs: [`rdmap`](crate::rdmap) over a byte stream (kinds RC
 //! and UC), [`datagram`](crate::datagram) over UDP (kind UD). Each has an engine without thread or
-//! clock: it gets the surroundings of a run ([`Env`]), takes requests from the queues and pushes
-//! completions. What a queue pair calls of an engine is listed in [`qp`](crate::qp)
-//! (`Service`).
+//! clock: its caller passes the surroundings of a run ([`Env`]), and the engine takes requests from
+//! the queues and pushes completions. `Service` in [`qp`](crate::qp) lists the calls of a queue
+//! pair to its engine.
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 

@@ -1,4 +1,4 @@
-//! What the device gives to the engine of a queue pair, and what the engine returns.
+//! The parameters and results of a queue pair's engine.
 
 use crate::counters::{Counter, Counters};
 use crate::events::Effects;
@@ -18,11 +18,11 @@ use urnic_device::vocabulary::{Access, QpState, WcOpcode, WcStatus};
 pub struct QpQueues {
     /// Send queue.
     pub sq: SendQueue,
-    /// Where its completions go.
+    /// The completion queue of the send queue.
     pub send_cq: Arc<CompletionQueue>,
     /// Receive queue.
     pub rq: ReceiveSource,
-    /// Where its completions go.
+    /// The completion queue of the receive queue.
     pub recv_cq: Arc<CompletionQueue>,
 }
 
@@ -37,9 +37,10 @@ pub struct QpChange {
     pub ird: Option<u32>,
     /// Most outstanding outbound Reads and atomics.
     pub ord: Option<u32>,
-    /// How long a Send may find the receive queue empty; `Duration::MAX` = for ever.
+    /// The time for which a Send may find the receive queue empty; `Duration::MAX` = for ever.
     pub rnr_timeout: Option<Duration>,
-    /// How long the peer's system may leave unanswered what is asked of it; zero = TCP decides.
+    /// The time for which the peer's system may leave data and probes unanswered; zero = TCP
+    /// decides.
     pub ack_timeout: Option<Duration>,
     /// The peer cannot be reached.
     pub unreachable: bool,
@@ -79,40 +80,40 @@ impl QpChange {
 #[error("not in this state")]
 pub struct WrongState;
 
-/// How far sending got.
+/// The result of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TxOutcome {
-    /// Nothing more can be sent before something else happens: a post, an answer, a first FPDU.
+    /// Nothing more can be sent before another event: a post, an answer, a first FPDU.
     Idle,
-    /// The stream takes no more: call again when it does.
+    /// The stream takes no more bytes: call again when it does.
     Blocked,
-    /// There is more: call again soon, others first.
+    /// More can be sent: call again soon, after other queue pairs have run.
     More,
 }
 
-/// How far receiving got.
+/// The result of receiving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RxOutcome {
-    /// The last read came back short or empty: the stream has nothing more now. (A FIN may wait
-    /// behind what was read.)
+    /// The last read was short or empty: the stream has no more bytes now. (A FIN may follow the
+    /// bytes that were read.)
     Drained,
-    /// There may be more: call again soon, others first.
+    /// More bytes may have arrived: call again soon, after other queue pairs have run.
     More,
-    /// A message waits for a receive to be posted: call again then. What has arrived stays where it
-    /// is.
+    /// A message waits for a receive to be posted: call again then. Bytes that have arrived stay in
+    /// their buffers.
     Stalled,
-    /// The peer sent FIN: nothing more will come. Ours may still be open.
+    /// The peer sent FIN: no more bytes will arrive. Our direction may still be open.
     Finished,
-    /// The stream has ended in both directions, or is of no use any more: drop it.
+    /// The stream has ended in both directions, or cannot be used any more: drop it.
     Ended,
 }
 
-/// What a queue pair is as long as it exists: for checks, completions and events.
+/// The properties of a queue pair that never change: for checks, completions and events.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// Its number.
+    /// The number of the queue pair.
     pub qid: u32,
-    /// The driver's name for it, put into completions.
+    /// The driver's name for the queue pair, put into completions.
     pub label: u32,
     /// Protection domain.
     pub pd: u32,
@@ -125,7 +126,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Who accesses memory for this queue pair, or as its peer.
+    /// The accessor for memory accesses of this queue pair, and of its peer.
     #[inline]
     pub(crate) fn accessor(&self) -> Accessor {
         Accessor {
@@ -141,7 +142,7 @@ impl Identity {
     }
 }
 
-// What an engine needs from the rest of the device for one run.
+// The parts of the device that an engine needs for one run.
 
 /// The surroundings of one run of a queue pair's engine.
 #[derive(Debug)]
@@ -150,7 +151,7 @@ pub struct Env<'a> {
     pub qp: &'a Identity,
     /// Registered memory.
     pub memory: &'a MemoryTable,
-    /// What the last short messages accessed there.
+    /// The memory that the last short messages accessed.
     pub recent: Recent,
     /// The time of this run.
     pub now: Now<'a>,
@@ -158,43 +159,43 @@ pub struct Env<'a> {
     pub buffers: &'a BufferPool,
     /// The queue pair's own counters.
     pub counters: &'a Counters,
-    /// What to do after the queue pair's lock is dropped.
+    /// Actions to carry out after the queue pair's lock is dropped.
     pub effects: &'a mut Effects,
-    /// What this run has moved so far.
+    /// Bytes and progress that this run has moved so far.
     pub moved: Moved,
     /// Set when the host's memory has wrong contents
     /// ([`HostMemory::stopped`](crate::host::HostMemory::stopped)).
     pub stopped: &'a AtomicBool,
 }
 
-/// What a run of a queue pair has moved.
+/// Bytes and progress that a run of a queue pair has moved.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes came from the peer.
+    /// Bytes arrived from the peer.
     pub received: bool,
     /// The stream, or the local peer's memory, took bytes.
     pub sent: bool,
-    /// The local peer has processed more of what was sent.
+    /// The local peer has processed more of our messages.
     pub confirmed: bool,
 }
 
 impl<'a> Env<'a> {
-    /// Counts bytes that came from the peer.
+    /// Counts bytes that arrived from the peer.
     #[inline]
     pub(crate) fn received(&mut self, bytes: u64) {
         self.counters.add(Counter::RxBytes, bytes);
         self.moved.received |= bytes > 0;
     }
 
-    /// Counts bytes that went to the peer.
+    /// Counts bytes that were sent to the peer.
     #[inline]
     pub(crate) fn sent(&mut self, bytes: u64) {
         self.counters.add(Counter::TxBytes, bytes);
         self.moved.sent |= bytes > 0;
     }
 
-    /// Registered memory, of which this thread is about to revoke some: it must not wait for
-    /// itself.
+    /// Registered memory, for a thread that is about to revoke some of it. The thread first forgets
+    /// its own recent accesses, so that the revocation does not wait for them.
     #[inline]
     pub(crate) fn memory_to_revoke(&self) -> &'a MemoryTable {
         self.recent.forget();

@@ -1,4 +1,4 @@
-//! Scatter lists: where the bytes of a receive or a Read Response go.
+//! Scatter lists: the places for the bytes of a receive or a Read Response.
 
 use super::params::Env;
 use crate::host::Unreachable;
@@ -49,7 +49,7 @@ impl Cursor {
 }
 
 /// Copies `bytes` to the list's next places. `pd` is the protection domain of the list: a shared
-/// receive queue may have another than the queue pair.
+/// receive queue may have another protection domain than the queue pair.
 #[inline]
 pub(crate) fn scatter(
     pd: u32,
@@ -88,17 +88,18 @@ pub(crate) fn window<'t>(
 }
 
 /// The least time for which a program can see the last byte of a segment without the others.
-const LOOK: Timespec = Timespec {
+const ONLY_LAST_BYTE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000,
 };
 
-/// Copies `bytes`, which are not empty, to the window's beginning: the last one first.
+/// Copies `bytes`, which are not empty, to the window's beginning, and the last byte before the
+/// others.
 #[cold]
 pub(crate) fn last_first(window: &Window<'_>, bytes: &[u8]) -> Result<(), Unreachable> {
     let others = bytes.len() - 1;
     window.copy_in(others as u64, &bytes[others..])?;
     // A sleep: the program may be waiting for this processor.
-    let _ = rustix::thread::nanosleep(&LOOK);
+    let _ = rustix::thread::nanosleep(&ONLY_LAST_BYTE);
     window.copy_in(0, &bytes[..others])
 }

@@ -1,10 +1,10 @@
-//! MPA (RFC 5044): FPDUs over a byte stream, in full operation. Start-up is the host's.
+//! MPA (RFC 5044): FPDUs over a byte stream, in full operation. The driver does the start-up.
 
 mod rx;
 mod tx;
 
-pub(crate) use rx::{Filled, Receiver};
-pub(crate) use tx::{MAX_SHORT, SHORT_FPDU, Sender};
+pub(crate) use rx::{Filled, FpduReceiver};
+pub(crate) use tx::{FpduSender, MAX_SHORT, SHORT_FPDU};
 use urnic_wire::mpa::fpdu::CrcMode;
 
 /// The negotiated parameters of MPA (RFC 5044 §7.1.1).
@@ -22,17 +22,17 @@ pub(crate) struct Agreed {
 #[derive(Debug)]
 pub(crate) struct Mpa {
     /// The direction from this side to the peer.
-    pub(crate) tx: Sender,
-    /// The peer's.
-    pub(crate) rx: Receiver,
+    pub(crate) tx: FpduSender,
+    /// The direction from the peer to this side.
+    pub(crate) rx: FpduReceiver,
 }
 
 impl Mpa {
-    /// Full operation begins, at the first byte of either direction.
+    /// Begins full operation, at the first byte of each direction.
     pub(crate) fn new(agreed: Agreed) -> Mpa {
         Mpa {
-            tx: Sender::new(agreed.crc, agreed.markers_tx),
-            rx: Receiver::new(agreed.crc, agreed.markers_rx),
+            tx: FpduSender::new(agreed.crc, agreed.markers_tx),
+            rx: FpduReceiver::new(agreed.crc, agreed.markers_rx),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Receiving FPDUs: however the stream cuts them, they are assembled in one buffer, checked, and
-//! handed up one at a time. Nothing reaches DDP before its CRC was checked (RFC 5044 §6).
+//! Receiving FPDUs: they arrive in pieces of any length, are assembled in one buffer, checked, and
+//! handed up one at a time. DDP gets no byte whose CRC was not checked (RFC 5044 §6).
 
 use crate::host::PieceMut;
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
@@ -11,7 +11,7 @@ use urnic_wire::ddp;
 use urnic_wire::mpa::fpdu::{self, CRC_LEN, CrcMode, FpduError, LENGTH_LEN, fpdu_len, padding};
 use urnic_wire::mpa::marker;
 
-/// Bytes read behind the end of directly placed payload: pad, CRC, and the next FPDU's length and
+/// Bytes read beyond the end of directly placed payload: pad, CRC, and the next FPDU's length and
 /// header.
 const TAIL: usize = 7 + LENGTH_LEN + ddp::UNTAGGED_LEN;
 /// The longest FPDU that a ULPDU_Length can express.
@@ -21,13 +21,13 @@ const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 /// The result of a read from the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// As many bytes as were requested, or the stream was cut: there may be more.
+    /// As many bytes as were requested, or the stream was cut: there may be more bytes.
     All,
-    /// Fewer: the stream is empty for now.
+    /// Fewer bytes than were requested: the stream is empty for now.
     Short,
-    /// No byte came.
+    /// No byte arrived.
     Nothing,
-    /// The peer's FIN, behind all it sent.
+    /// The peer's FIN, after all its bytes.
     Fin,
 }
 
@@ -41,17 +41,17 @@ struct Current {
 /// An FPDU whose payload is being read directly to its place.
 #[derive(Debug, Clone, Copy)]
 struct Direct {
-    /// Payload still to come.
+    /// Payload that has not arrived yet.
     missing: usize,
-    /// Pad and CRC behind it.
+    /// Pad and CRC after the payload.
     trailer: usize,
     /// Bytes of full operation before the FPDU.
     began_at: u64,
 }
 
 impl Direct {
-    /// What is left to be read directly when `end` bytes are in the buffer, and where the next FPDU
-    /// begins there.
+    /// The FPDU if it is not complete when `end` bytes are in the buffer, and the position in the
+    /// buffer at which the next FPDU begins.
     #[inline]
     fn after(self, end: usize, start: usize) -> (Option<Direct>, usize) {
         match self.missing == 0 && end >= self.trailer {
@@ -63,7 +63,7 @@ impl Direct {
 
 /// The receiving side of a stream.
 #[derive(Debug)]
-pub(crate) struct Receiver {
+pub(crate) struct FpduReceiver {
     crc: CrcMode,
     markers: bool,
     buffer: Option<Buffer>,
@@ -75,9 +75,9 @@ pub(crate) struct Receiver {
     direct: Option<Direct>,
 }
 
-impl Receiver {
-    pub(super) fn new(crc: CrcMode, markers: bool) -> Receiver {
-        Receiver {
+impl FpduReceiver {
+    pub(super) fn new(crc: CrcMode, markers: bool) -> FpduReceiver {
+        FpduReceiver {
             crc,
             markers,
             buffer: None,
@@ -93,7 +93,7 @@ impl Receiver {
     /// [`consume`](Self::consume).
     ///
     /// # Errors
-    /// [`LlpError::Crc`] and [`LlpError::Marker`]; nothing behind such an FPDU may be used.
+    /// [`LlpError::Crc`] and [`LlpError::Marker`]; no byte after such an FPDU may be used.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<bool, LlpError> {
         if self.current.is_some() {
@@ -135,7 +135,7 @@ impl Receiver {
         }
     }
 
-    /// The FPDU at the front is done with.
+    /// Removes the FPDU at the front.
     #[inline]
     pub(crate) fn consume(&mut self) {
         if let Some(current) = self.current.take() {
@@ -144,7 +144,7 @@ impl Receiver {
         }
     }
 
-    /// Bytes of full operation up to which FPDUs are done with.
+    /// The position in full operation up to which FPDUs were removed.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
         self.direct.map_or(self.position, |direct| direct.began_at)
@@ -161,20 +161,20 @@ impl Receiver {
         !self.markers && self.crc == CrcMode::Off && self.start == self.end && self.direct.is_none()
     }
 
-    /// The ULPDU in `bytes`, which came when there were none before, if they are one FPDU.
+    /// The ULPDU in `bytes`, if they are one whole FPDU and were read with an empty buffer.
     #[inline]
     pub(crate) fn ulpdu_of(bytes: &[u8]) -> Option<&[u8]> {
         let len = fpdu::ulpdu_len(bytes).filter(|len| fpdu_len(*len) == bytes.len())?;
         bytes.get(LENGTH_LEN..LENGTH_LEN + len)
     }
 
-    /// An FPDU that came in `len` bytes, past the buffer, is done with.
+    /// Counts an FPDU of `len` bytes that was processed without the buffer.
     #[inline]
     pub(crate) fn pass(&mut self, len: usize) {
         self.position += len as u64;
     }
 
-    /// Takes bytes that came when there were none before.
+    /// Puts bytes into the empty buffer.
     pub(crate) fn accept(&mut self, buffers: &BufferPool, bytes: &[u8]) {
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
         buffer[..bytes.len()].copy_from_slice(bytes);
@@ -187,7 +187,7 @@ impl Receiver {
         self.end - self.start
     }
 
-    /// Bytes from the front that the FPDU there takes on the wire, once its length is known.
+    /// The length on the wire of the FPDU at the front of the buffer; `None` while it is not known.
     fn expected_len(&self) -> Option<usize> {
         let bytes = self.buffer.as_ref()?.get(self.start..self.end)?;
         if self.markers {
@@ -197,8 +197,8 @@ impl Receiver {
         }
     }
 
-    /// Reads from the stream behind the present bytes, which according to [`next`](Self::next) are
-    /// no whole FPDU; returns how many bytes came.
+    /// Reads from the stream to the end of the buffered bytes, which are no whole FPDU (see
+    /// [`next`](Self::next)); returns the number of bytes read.
     pub(crate) fn fill(
         &mut self,
         buffers: &BufferPool,
@@ -213,7 +213,7 @@ impl Receiver {
         }
         let have = self.end - self.start;
         let expected_len = self.expected_len();
-        // Room for the whole FPDU, or for any if its length is not known.
+        // Make room for the whole FPDU, or for the longest one while the length is not known.
         if BUFFER_LEN - self.start < expected_len.unwrap_or(MAX_FPDU) {
             if let Some(buffer) = &mut self.buffer {
                 buffer.copy_within(self.start..self.end, 0);
@@ -222,7 +222,7 @@ impl Receiver {
         }
         let limit = match expected_len {
             Some(len) if len.saturating_sub(have) >= READ_EXACT_MIN => self.start + len,
-            // A read costs little where no system call is needed.
+            // Without a system call a read costs little.
             len if input.is_some() => (self.start + len.unwrap_or(0).max(have + MEMORY_READ)).min(BUFFER_LEN),
             _ => BUFFER_LEN,
         };
@@ -235,8 +235,8 @@ impl Receiver {
         Ok((bytes, filled))
     }
 
-    /// The partial ULPDU at the front and the length it will have, if its payload should go
-    /// directly to its place: nothing is to be checked before, and much is missing.
+    /// The partial ULPDU at the front and its full length, if its payload should go directly to its
+    /// place: no check must precede, and many bytes are missing.
     #[inline]
     pub(crate) fn direct_candidate(&self) -> Option<(&[u8], usize)> {
         if self.crc == CrcMode::On || self.markers || self.direct.is_some() || self.current.is_some() {
@@ -250,8 +250,9 @@ impl Receiver {
             .then_some((ulpdu, ulpdu_len))
     }
 
-    /// The upper layer took what [`direct_candidate`](Self::direct_candidate) showed; the rest will
-    /// be read by [`fill_direct`](Self::fill_direct). Returns how much that is.
+    /// The upper layer has taken the part of the payload that
+    /// [`direct_candidate`](Self::direct_candidate) returned. Returns the length of the missing
+    /// part, which [`fill_direct`](Self::fill_direct) reads.
     pub(crate) fn begin_direct(&mut self) -> usize {
         let Some((ulpdu, ulpdu_len)) = self.direct_candidate().map(|(u, len)| (u.len(), len)) else {
             return 0;
@@ -272,9 +273,10 @@ impl Receiver {
         self.direct.is_none()
     }
 
-    /// Reads the next payload into `pieces`, which are not longer than what is missing; returns how
-    /// much of it came, and how many bytes in all. If they are all that is missing, a little is
-    /// read behind it. [`direct_ended`](Self::direct_ended) reports when the FPDU is complete.
+    /// Reads the next payload into `pieces`, which are not longer than the missing part; returns
+    /// how many bytes of payload were read, and how many bytes in all. If `pieces` cover all that
+    /// is missing, the read continues a little beyond the payload.
+    /// [`direct_ended`](Self::direct_ended) reports when the FPDU is complete.
     pub(crate) fn fill_direct<'p>(
         &'p mut self,
         buffers: &BufferPool,
@@ -305,7 +307,7 @@ impl Receiver {
         Ok((placed, read, filled))
     }
 
-    /// Drops all bytes that arrived: nothing behind an error may be used (RFC 5044 §8).
+    /// Drops all bytes that arrived: no byte after an error may be used (RFC 5044 §8).
     pub(crate) fn discard(&mut self) {
         (self.start, self.end) = (0, 0);
         self.current = None;

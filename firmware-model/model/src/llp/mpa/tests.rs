@@ -1,6 +1,7 @@
-//! FPDUs of the short way are those of the usual one, and what is read from memory at a time.
+//! FPDUs of the fast path equal those of the usual path, and payload is read from memory in bounded
+//! steps.
 
-use super::{Agreed, Filled, MAX_SHORT, Mpa, Receiver};
+use super::{Agreed, Filled, FpduReceiver, MAX_SHORT, Mpa};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Head;
 use crate::llp::buffers::BufferPool;
@@ -19,7 +20,7 @@ use urnic_wire::mpa::fpdu::{CRC_LEN, CrcMode, emit_length, padding};
 struct Narrow {
     first: usize,
     bytes: Vec<u8>,
-    /// What arrives.
+    /// Bytes that the stream delivers.
     arriving: VecDeque<u8>,
 }
 
@@ -125,7 +126,7 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
         let position = usual.tx.seal();
         assert_eq!(usual.tx.flush(&memory, &mut stream, &mut 0), Ok(true));
         let expected = stream.bytes;
-        assert!(Receiver::ulpdu_of(&expected).unwrap().ends_with(&payload));
+        assert!(FpduReceiver::ulpdu_of(&expected).unwrap().ends_with(&payload));
         for first in 0..=expected.len() {
             let (mut short, mut stream) = (mpa(), Narrow::taking(first));
             let fill = |place: &mut [u8]| {
@@ -145,7 +146,7 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
                 "{len}, {first}"
             );
         }
-        // A source that cannot be read leaves nothing behind.
+        // A source that cannot be read leaves no FPDU.
         let (mut short, mut stream) = (mpa(), Narrow::taking(usize::MAX));
         assert_eq!(
             short.tx.send_short(&buffers, &head, len, |_| None, &mut stream),
@@ -155,16 +156,16 @@ fn a_short_fpdu_is_that_of_the_usual_way() {
     }
 }
 
-/// What comes past the buffer counts as what passed through it.
+/// Bytes that pass by the buffer are counted like bytes that pass through it.
 #[test]
 fn only_one_whole_fpdu_is_taken_past_the_buffer() {
     let buffers = BufferPool::default();
     let mut fpdu = vec![0, 2, 0xaa, 0xbb];
     fpdu.extend([0; 4]);
-    assert_eq!(Receiver::ulpdu_of(&fpdu), Some(&[0xaa, 0xbb][..]));
+    assert_eq!(FpduReceiver::ulpdu_of(&fpdu), Some(&[0xaa, 0xbb][..]));
     let two = [&fpdu[..], &fpdu].concat();
     for other in [&[][..], &[0], &fpdu[..7], &two, &two[..9]] {
-        assert_eq!(Receiver::ulpdu_of(other), None, "{} bytes", other.len());
+        assert_eq!(FpduReceiver::ulpdu_of(other), None, "{} bytes", other.len());
     }
     let mut rx = mpa().rx;
     rx.pass(fpdu.len());
@@ -176,10 +177,10 @@ fn only_one_whole_fpdu_is_taken_past_the_buffer() {
     assert_eq!((rx.next(), rx.position(), rx.buffered()), (Ok(false), 16, 1));
 }
 
-/// Sends of 64 KiB have two segments each, a long and a short one. The payload of the long ones is
-/// left where it is until its place is known.
+/// Sends of 64 KiB have two segments each, a long and a short one. The payload of the long one
+/// stays in the stream until its place is known.
 #[test]
-fn payload_in_memory_is_read_to_its_place_behind_short_segments_too() {
+fn payload_in_memory_is_read_to_its_place_after_short_segments() {
     const LONG: usize = 64_000;
     const SHORT: usize = 800;
     let buffers = BufferPool::default();

@@ -1,5 +1,5 @@
-//! Sending FPDUs: they are written into a staging buffer, large payload excepted, and leave many to
-//! a system call.
+//! Sending FPDUs: they are written into a staging buffer, large payload excepted, and many of them
+//! leave by one system call.
 //!
 //! ```text
 //! staging   |len hdr small pad crc|len hdr|pad crc|len hdr small pad crc| …
@@ -26,39 +26,39 @@ use urnic_wire::mpa::{MAX_MULPDU, MIN_MULPDU, fpdu, marker, mulpdu};
 pub(crate) const SHORT_FPDU: usize = 128;
 pub(crate) const MAX_SHORT: usize = SHORT_FPDU - fpdu_len(ddp::UNTAGGED_LEN);
 
-/// The longest FPDU on the wire, with as many markers as it can have.
+/// The length of the longest FPDU on the wire, with the maximum number of markers.
 const MAX_FPDU: usize = marker::marked_len(0, fpdu_len(MAX_MULPDU as usize));
 const _: () = assert!(2 * MAX_FPDU < BUFFER_LEN);
 
 /// The FPDU that is being written, and the state to restore if it is cancelled.
 #[derive(Debug, Default, Clone, Copy)]
 struct Open {
-    /// Its position in the staging buffer.
+    /// The position of the FPDU in the staging buffer.
     start: usize,
-    /// Parts before it.
+    /// The number of parts before the FPDU.
     parts: usize,
-    /// `loose` before it.
+    /// `loose` before the FPDU.
     loose: usize,
     /// The ULPDU_Length of the FPDU.
     ulpdu_len: usize,
-    /// Bytes of it that lie in memory.
+    /// Bytes of the FPDU that lie in registered memory.
     gathered: usize,
 }
 
 /// The sending side of a stream.
-pub(crate) struct Sender {
+pub(crate) struct FpduSender {
     crc: CrcMode,
     markers: bool,
     mulpdu: usize,
     mss_checked_at: Option<Nanos>,
-    /// The stream has segments, whose size may change.
+    /// The stream has a segment size, which may change.
     has_segments: bool,
     staging: Option<Buffer>,
     /// Bytes of the staging buffer in use.
     filled: usize,
-    /// Staged bytes from here on are not in a part yet.
+    /// The position in the staging buffer from which on bytes belong to no part yet.
     loose: usize,
-    /// Extents to be sent, behind the borrowed ones.
+    /// Extents to be sent after the borrowed ones.
     unsent: Unsent,
     /// The entries of the gathered memory.
     pins: Vec<Pin>,
@@ -72,9 +72,9 @@ pub(crate) struct Sender {
     open: Open,
 }
 
-impl Sender {
-    pub(super) fn new(crc: CrcMode, markers: bool) -> Sender {
-        Sender {
+impl FpduSender {
+    pub(super) fn new(crc: CrcMode, markers: bool) -> FpduSender {
+        FpduSender {
             crc,
             markers,
             mulpdu: MIN_MULPDU.into(),
@@ -257,10 +257,10 @@ impl Sender {
         !self.markers && !self.has_crc() && self.is_flushed()
     }
 
-    /// Frames and sends one FPDU at once, past the staging buffer: `head`, and behind it `len`
-    /// bytes, at most [`MAX_SHORT`], that `fill` writes. [`is_plain_and_flushed`] must hold. What
-    /// the stream does not take, or why, is left for [`flush`](Self::flush). Returns the position
-    /// behind the FPDU; `None`: `fill` failed, and there is no FPDU.
+    /// Frames and sends one FPDU at once, past the staging buffer: `head`, then `len` bytes, at
+    /// most [`MAX_SHORT`], that `fill` writes. [`is_plain_and_flushed`] must hold. Bytes that the
+    /// stream does not take, and its errors, are left for [`flush`](Self::flush). Returns the
+    /// position after the FPDU; `None`: `fill` failed, and there is no FPDU.
     ///
     /// [`is_plain_and_flushed`]: Self::is_plain_and_flushed
     #[inline(always)]
@@ -344,8 +344,8 @@ impl Sender {
         Ok(sent?)
     }
 
-    /// The address of the first byte to be sent that cannot be read at present, as far as one
-    /// system call would send.
+    /// The address of the first unsent byte that cannot be read at present, among the bytes that
+    /// one system call would send.
     #[cold]
     pub(crate) fn first_missing(&self) -> Option<usize> {
         match &self.borrow {
@@ -391,9 +391,9 @@ impl Sender {
     }
 }
 
-impl std::fmt::Debug for Sender {
+impl std::fmt::Debug for FpduSender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sender")
+        f.debug_struct("FpduSender")
             .field("mulpdu", &self.mulpdu)
             .field("sealed", &self.sealed)
             .field("taken", &self.taken)
@@ -404,7 +404,7 @@ impl std::fmt::Debug for Sender {
 // Framed bytes that the stream has not taken: extents of the staging buffer and of the program's
 // memory.
 
-/// Pieces of one system call: gathered payload and the bytes between, as far as the backlog goes.
+/// Pieces of one system call: gathered payload and the staged bytes between them.
 const PIECES: usize = 64;
 
 /// An extent to be sent.
@@ -412,9 +412,9 @@ const PIECES: usize = 64;
 pub(super) enum Part {
     /// Bytes of the staging buffer.
     Staged { at: usize, len: usize },
-    /// Bytes of the program's memory, as it was registered then.
+    /// Bytes of the program's memory, as it was registered when the FPDU was framed.
     Memory { memory: Mapping, entry: EntryId },
-    /// Bytes that were copied from there when the registration was revoked.
+    /// Bytes that were copied from registered memory when its registration was revoked.
     Copied { at: usize, len: usize },
     /// Bytes that were inaccessible when they were copied.
     Unreachable { len: usize },
@@ -470,7 +470,7 @@ impl Unsent {
         self.parts.truncate(len);
     }
 
-    /// Takes over the parts of another, which holds no copies.
+    /// Takes over the parts of `other`, which contains no copies.
     pub(super) fn append(&mut self, other: &mut Unsent) {
         self.parts
             .extend_from_slice(other.parts.get(other.head..).unwrap_or_default());
@@ -497,8 +497,9 @@ impl Unsent {
                 Ok((n, offered)) => {
                     *taken += n as u64;
                     self.advance(n);
-                    // A socket tells of room later. In memory, where a look needs no system call,
-                    // the next attempt shows whether room is missing or a piece cannot be read.
+                    // A socket reports room later. In memory, where `has_input` needs no system
+                    // call, the next attempt shows whether room is missing or a piece cannot be
+                    // read.
                     if n < offered && stream.has_input().is_none() {
                         return Ok(false);
                     }
@@ -511,12 +512,12 @@ impl Unsent {
         Ok(true)
     }
 
-    /// One system call; how many bytes it took, of how many.
+    /// Makes one system call. Returns how many bytes the stream took, and how many were offered.
     #[inline]
     fn send_once(&self, staging: &[u8], stream: &mut dyn Stream) -> Result<(usize, usize), StreamError> {
         let parts = &self.parts[self.head..];
         let staged = |at: usize, len: usize| staging.get(at..at + len).unwrap_or_default();
-        // Small messages lie side by side.
+        // Small messages are adjacent in the staging buffer.
         if let [Part::Staged { at, len }] = *parts {
             return Ok((stream.send_bytes(staged(at, len))?, len));
         }
@@ -538,8 +539,8 @@ impl Unsent {
         Ok((stream.send(&pieces[..count])?, offered))
     }
 
-    /// The address of the first byte that cannot be read at present, as far as one system call
-    /// would send.
+    /// The address of the first byte that cannot be read at present, among the bytes that one
+    /// system call would send.
     #[cold]
     pub(super) fn first_missing(&self) -> Option<usize> {
         let parts = self.parts.iter().skip(self.head).take(PIECES);
@@ -563,7 +564,7 @@ impl Unsent {
     }
 }
 
-/// The rest when the stream takes no more; a leaf among locks.
+/// The bytes that remain when the stream takes no more. The lock is a leaf.
 #[derive(Debug, Default)]
 pub(super) struct SharedUnsent(Mutex<Unsent>);
 

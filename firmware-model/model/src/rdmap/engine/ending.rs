@@ -1,4 +1,5 @@
-//! How a connection ends: errors of ours and theirs, the Terminate, FIN and RST, the flush.
+//! The end of a connection: errors of this side and of the peer, the Terminate, FIN and RST, the
+//! flush.
 
 use super::{Engine, Input, Progress, RnrWait};
 use crate::counters::Counter;
@@ -11,7 +12,7 @@ use crate::rdmap::framing::Framed;
 use crate::rdmap::inbound::Rdmap;
 use crate::rdmap::startup::Startup;
 use crate::rdmap::terminate::{Outgoing, Received};
-use crate::rdmap::watch::Look;
+use crate::rdmap::watch::Check;
 use crate::rdmap::{PeerProgress, confirmation, explain};
 use crate::stream::no_stream::NoStream;
 use crate::stream::{Probing, Stream};
@@ -23,9 +24,9 @@ use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_wire::rdmap::{ReadRequest, Terminate, TerminateError};
 
-/// How long the stream may take to take a Terminate.
+/// The time within which the stream must take a Terminate.
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time to wait for the peer's FIN after ours; data that arrive meanwhile are discarded.
+/// The time to wait for the peer's FIN after ours; data that arrive during this time are discarded.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Engine {
@@ -37,7 +38,7 @@ impl Engine {
                 self.conclude(env, stream);
                 match self.progress {
                     Progress::Open => self.linger(env, stream),
-                    // What had arrived has ended the connection.
+                    // A message that had arrived has ended the connection.
                     _ => self.fail(fault, env, stream),
                 }
             }
@@ -45,7 +46,7 @@ impl Engine {
                 let message = Terminate::new(TerminateError::RdmapLocalCatastrophic);
                 self.terminate(Outgoing::new(&message), fault, env, stream);
             }
-            // A second fault changes nothing, but the engine waits for nothing more.
+            // A second fault is not reported: our FIN follows at once.
             (Progress::Terminating { .. }, _) => self.linger(env, stream),
             (Progress::Detached | Progress::Lingering { .. } | Progress::Ended, _) => {
                 self.state = QpState::Err;
@@ -54,7 +55,7 @@ impl Engine {
         }
     }
 
-    /// In the error state: completes in error what was posted since.
+    /// In the error state: completes in error the requests posted since.
     pub fn flush(&mut self, env: &mut Env<'_>) {
         if self.state != QpState::Err || env.is_stopped() {
             return;
@@ -69,7 +70,7 @@ impl Engine {
         let (Ok(()) | Err(Overflow), Ok(()) | Err(Overflow)) = (sends, receives);
     }
 
-    /// When [`tick`](Self::tick) is due.
+    /// The time at which [`tick`](Self::tick) is due.
     #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         let ending = match self.progress {
@@ -80,7 +81,7 @@ impl Engine {
         Nanos::earliest([ending, self.rnr_wait.deadline(), self.grace_deadline, watch])
     }
 
-    /// Does what is due.
+    /// Carries out the actions whose time has come.
     pub fn tick(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let now = env.now.get();
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|at| at <= now);
@@ -89,7 +90,7 @@ impl Engine {
             self.end_grace(env, stream);
         }
         if due(self.watch.deadline()) {
-            self.look_for_peer(env, stream);
+            self.check_peer(env, stream);
         }
         if due(self.rnr_wait.deadline()) {
             // The message still waits; `terminate` ends that.
@@ -142,7 +143,7 @@ impl Engine {
         }
     }
 
-    /// Says in the log why this end ends the connection.
+    /// Logs the reason why this end ends the connection.
     fn explain(&self, message: &Outgoing, fault: QpFault, env: &Env<'_>, stream: &dyn Stream) {
         let Rdmap {
             requester, responder, ..
@@ -154,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// The peer's FIN.
+    /// Handles the peer's FIN.
     pub(super) fn peer_finished(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let between = match &self.llp {
             Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.rdmap.responder.is_within_message(),
@@ -193,16 +194,16 @@ impl Engine {
         RxOutcome::Ended
     }
 
-    /// The peer has ended, and its end lies behind a message that waits for a receive. A program
+    /// The peer has ended, but a message that waits for a receive comes before the end. A program
     /// that waits for its requests may never post that receive: a request that only the peer could
-    /// complete fails after the grace period. The message is delivered if there is a receive in
+    /// complete fails after the grace period. The message is delivered if a receive is posted in
     /// time.
-    pub fn note_end_behind(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+    pub fn note_end_after_parked(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.parked.is_empty() || !matches!(self.progress, Progress::Open) {
             return;
         }
         if self.input != Input::Open {
-            // All is read: no confirmation comes any more.
+            // All bytes are read: no further confirmation can arrive.
             self.complete_at_end(env, stream);
         }
         if self.grace_deadline.is_none() && self.is_awaiting_peer() {
@@ -210,9 +211,9 @@ impl Engine {
         }
     }
 
-    /// Handles an error of this side, or one that it found in what arrived: the peer gets one
-    /// Terminate, and nothing is sent behind it (row RDM-T-04). Before it, what came before the
-    /// error is confirmed: a Terminate may name no request.
+    /// Handles an error of this side, or one that it found in the received bytes: the peer gets one
+    /// Terminate, and nothing is sent after it (row RDM-T-04). Before the Terminate, this side
+    /// confirms all messages before the error, because a Terminate may name no request.
     pub(super) fn terminate(
         &mut self,
         message: Outgoing,
@@ -382,7 +383,7 @@ impl Engine {
         self.end(env);
     }
 
-    /// Our FIN goes out behind what the stream has taken, and all work is flushed.
+    /// Sends our FIN after the bytes that the stream has taken, and flushes all work.
     pub(super) fn linger(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if matches!(self.llp, Some(Llp::Loopback(_))) {
             return self.end(env);
@@ -418,7 +419,7 @@ impl Engine {
         self.stop_waiting();
         self.direct = None;
         self.rdmap.startup.take_rtr();
-        // What is not confirmed by now fails.
+        // Requests that are not confirmed by now fail.
         if !self.parting {
             let known = self.known_at_end();
             self.rdmap.requester.flights.settle(known);
@@ -444,7 +445,7 @@ impl Engine {
     }
 }
 
-/// What to report about a ULPDU (RFC 5040 figure 10).
+/// The error to report about a ULPDU (RFC 5040 figure 10).
 pub(super) fn terminate_for(
     error: TerminateError,
     head: &[u8],
@@ -463,17 +464,18 @@ pub(super) fn terminate_for(
     })
 }
 
-// What an end of a connection does before it ends: it takes in what has arrived, and confirms it,
-// so that the peer's requests complete (design: completions). A request of ours completes only if
-// the peer has confirmed it.
+// The last actions of an end before it ends the connection: it takes in the bytes that have
+// arrived, and confirms them, so that the peer's requests complete (design: completions). Our own
+// requests complete only if the peer has confirmed them.
 
-/// How long requests wait after the peer's FIN before they fail, where the peer may close: the time
-/// that adapters spend on repetitions at least.
+/// The time for which requests wait after the peer's FIN before they fail, where the peer may
+/// close: at least the time for which adapters retransmit.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// This side ends the connection next: takes in what has arrived, and confirms it. Never waits
-    /// for the peer. If the peer has ended already, that changes nothing.
+    /// Called before this side ends the connection: takes in the bytes that have arrived, and
+    /// confirms them. Never waits for the peer. An end that the peer has sent already changes
+    /// nothing.
     pub fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         self.concluding = true;
         self.take_in(env, stream);
@@ -489,7 +491,7 @@ impl Engine {
         self.end_if_failed(env, stream);
     }
 
-    /// Takes in what has arrived.
+    /// Takes in the bytes that have arrived.
     pub(super) fn take_in(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         for _ in 0..LAST_RUNS {
             let more = matches!(self.progress, Progress::Open)
@@ -501,16 +503,17 @@ impl Engine {
         }
     }
 
-    /// Takes in what has arrived before this side ends the connection: that the peer has ended it,
-    /// too, changes nothing.
+    /// Takes in the bytes that have arrived before this side ends the connection. An end of the
+    /// peer among them changes nothing.
     fn take_in_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let concluding = std::mem::replace(&mut self.concluding, true);
         self.take_in(env, stream);
         self.concluding = concluding;
     }
 
-    /// The stream does not take what we send. What has arrived counts: it may be the answer to a
-    /// Read, or the peer's FIN, which explains a lost stream but no fault of our memory.
+    /// The stream does not take our bytes. Bytes that have arrived count: they may contain the
+    /// answer to a Read, or the peer's FIN, which explains a lost stream but no fault of our
+    /// memory.
     pub(super) fn send_failed(&mut self, error: LlpError, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let is_ours = matches!(error, LlpError::Fault);
         match is_ours {
@@ -522,7 +525,7 @@ impl Engine {
         }
     }
 
-    /// Confirms what we have processed, as the last message before our FIN.
+    /// Confirms all messages that we have processed, as the last message before our FIN.
     pub(super) fn confirm_last(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if !matches!(self.progress, Progress::Open)
             || !self.rdmap.startup.may_send()
@@ -539,8 +542,8 @@ impl Engine {
         }
     }
 
-    /// While a message waits for a receive: confirms what came before it. A Read that would confirm
-    /// that waits as well.
+    /// While a message waits for a receive: confirms the messages before it. A Read that would
+    /// confirm them waits as well.
     #[inline]
     pub(super) fn confirm_before_waiting(&mut self, env: &mut Env<'_>) {
         if !self.parked.is_empty() && !self.rdmap.requester.is_within_message() {
@@ -548,8 +551,9 @@ impl Engine {
         }
     }
 
-    /// Frames a confirmation of what we have processed, for a peer that understands it and was not
-    /// told yet. In memory the peer finds a word that says so. Returns whether it did.
+    /// Frames a confirmation of the messages that we have processed, for a peer that understands it
+    /// and has not been informed yet. A local peer reads this from a word in memory. Returns
+    /// whether a confirmation was framed.
     pub(super) fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
         let Rdmap {
             requester, responder, ..
@@ -566,10 +570,10 @@ impl Engine {
             (None, Llp::Mpa(mpa)) => mpa.rx.position(),
             (None, Llp::Loopback(_)) => 0,
         };
-        if processed <= self.told || !llp.has_room() {
+        if processed <= self.informed || !llp.has_room() {
             return false;
         }
-        self.told = processed;
+        self.informed = processed;
         llp.open(env.buffers, confirmation::header(processed), 0);
         llp.seal();
         env.counters.add(Counter::TxFpdus, 1);
@@ -581,26 +585,26 @@ impl Engine {
         self.rdmap.requester.confirmation.at_end(self.taken())
     }
 
-    /// The peer has finished, and we have read all: completes what succeeded. Returns whether
-    /// requests are left, which nobody will complete.
+    /// The peer has finished, and we have read all its bytes: completes the requests that
+    /// succeeded. Returns whether requests are left, which can no longer complete.
     pub(super) fn complete_at_end(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         self.rdmap.requester.confirmation.peer_finished();
         self.peer_progressed(env, stream);
         self.is_awaiting_peer()
     }
 
-    /// Whether a request waits for something of the peer.
+    /// Whether a request waits for the peer.
     pub(super) fn is_awaiting_peer(&self) -> bool {
         self.rdmap.requester.is_outstanding(self.known_at_end())
     }
 
-    /// Requests fail after a while, because the peer has finished.
+    /// Sets the time at which requests fail, because the peer has finished.
     pub(super) fn begin_losing(&mut self, env: &Env<'_>) {
         let due = env.now.get() + self.fin_grace.min(LOSS_GRACE);
         self.grace_deadline = Some(self.grace_deadline.map_or(due, |set| set.min(due)));
     }
 
-    /// The peer finished some time ago.
+    /// The grace period after the peer's FIN is over.
     pub(super) fn end_grace(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.is_awaiting_peer() {
             stream.finish();
@@ -617,7 +621,7 @@ impl Engine {
         }
     }
 
-    /// The peer has processed more of this end's messages: completes what succeeded.
+    /// The peer has processed more of this end's messages: completes the requests that succeeded.
     pub fn peer_progressed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let known = self.complete_upto();
         let requester = &mut self.rdmap.requester;
@@ -638,8 +642,8 @@ impl Engine {
         self.end_if_failed(env, stream);
     }
 
-    /// Ends the connection if a request failed locally, and nothing before it waits. What has
-    /// arrived is taken in before, unless that is being done.
+    /// Ends the connection if a request failed locally, and no request before it waits. Bytes that
+    /// have arrived are taken in first, unless that is already in progress.
     #[inline]
     pub(super) fn end_if_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if self.rdmap.requester.has_failed {
@@ -650,7 +654,8 @@ impl Engine {
     #[cold]
     fn end_failed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let requester = &self.rdmap.requester;
-        // Nothing, not even a Read that confirms, may come between the segments of a message.
+        // No other message, not even a Read that confirms, may be sent between the segments of a
+        // message.
         let waits = requester.confirmation.is_delivery() && !requester.torn && !requester.is_failed_next();
         if env.qp.unreliable || waits || self.concluding {
             return;
@@ -660,7 +665,7 @@ impl Engine {
         self.terminate(Outgoing::new(&message), QpFault::LocalWork, env, stream);
     }
 
-    /// The peer is a queue pair of this device: requests complete when it has processed them.
+    /// Tracks a peer of this device: requests complete when it has processed them.
     pub fn track_peer(&mut self, peer_progress: PeerProgress) {
         self.rdmap.requester.confirmation.track(peer_progress);
     }
@@ -668,17 +673,17 @@ impl Engine {
     /// Whether this end has processed more of the peer's messages since the last call.
     #[inline]
     pub fn has_progressed(&mut self) -> bool {
-        self.rdmap.requester.confirmation.has_news()
+        self.rdmap.requester.confirmation.must_notify()
     }
 }
 
 // A queue pair of kind UC and its stream.
 //
-// InfiniBand's UC has no connection that could fail: messages get lost, and the queue pair stays
-// as it is. So an end of the stream that this side did not cause leaves the queue pair in its
-// state, with its receives, and another stream may be attached. Without a stream messages are
-// dropped: their requests complete as if they were sent. A request that fails here puts the send
-// queue into the state SQE (InfiniBand Architecture Specification vol. 1 §10.3.1.8).
+// InfiniBand's UC has no connection that could fail: messages get lost, and the queue pair does not
+// change. So an end of the stream that this side did not cause leaves the queue pair in its state,
+// with its receives, and another stream may be attached. Without a stream messages are dropped:
+// their requests complete as if they were sent. A request that fails here puts the send queue into
+// the state SQE (InfiniBand Architecture Specification vol. 1 §10.3.1.8).
 
 impl Engine {
     /// Whether the stream of a queue pair of kind UC has ended, or was never there.
@@ -686,8 +691,8 @@ impl Engine {
         self.is_unreliable() && matches!(self.progress, Progress::Detached)
     }
 
-    /// The stream ends for a reason of the peer or the network; returns whether the queue pair
-    /// outlives it.
+    /// Ends the stream for a reason of the peer or the network. Returns whether the queue pair
+    /// outlives the stream.
     pub(super) fn begin_parting(&mut self) -> bool {
         self.parting = self.is_unreliable() && self.state != QpState::Err;
         self.parting
@@ -701,7 +706,7 @@ impl Engine {
         }
     }
 
-    /// Messages that the stream has only in part are dropped, in both directions.
+    /// Drops the messages that the stream has only in part, in both directions.
     pub(super) fn drop_messages(&mut self, env: &mut Env<'_>) {
         let taken = self.llp.as_ref().map_or(u64::MAX, Llp::taken);
         let Rdmap {
@@ -714,7 +719,7 @@ impl Engine {
         let (Ok(()) | Err(Overflow)) = requester.complete(env, taken);
     }
 
-    /// The stream is gone: another one may come.
+    /// The stream is gone: another one may be attached.
     pub(super) fn finish_parting(&mut self) {
         self.parting = false;
         self.progress = Progress::Detached;
@@ -724,7 +729,7 @@ impl Engine {
         (self.rdmap.startup, self.rdmap.response_msn) = (Startup::default(), 1);
     }
 
-    /// Whether requests are carried out though there is no stream.
+    /// Whether requests are carried out although there is no stream.
     pub(super) fn sends_without_stream(&self) -> bool {
         self.is_unreliable() && matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
@@ -756,7 +761,7 @@ impl Engine {
                 Framed::LocalError => self.state = QpState::Sqe,
                 Framed::NoRoom if budget > 0 => {}
                 Framed::NoRoom => {
-                    // A stream that comes next does not begin within a message.
+                    // The next stream does not begin within a message.
                     self.drop_messages(env);
                     break TxOutcome::More;
                 }
@@ -774,8 +779,8 @@ impl Engine {
     }
 
     /// In the state SQE: completes the request that failed when those before it are complete, and
-    /// flushes those behind it. A peer that got a part of the message cannot recognise the next
-    /// one, so the stream ends.
+    /// flushes the later ones. A peer that got a part of the message cannot recognise the next one,
+    /// so the stream ends.
     pub(super) fn flush_failed_sends(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if !self.rdmap.requester.is_failed_next() {
             return;
@@ -794,15 +799,14 @@ impl Engine {
 // A silent peer: the retransmission timer of a queue pair (InfiniBand Architecture Specification
 // vol. 1 §9.7.6.1.3: Local ACK Timeout and retry count).
 //
-// TCP retransmits by itself, and gives up after many minutes. A queue pair whose driver set a
-// limit is lost earlier: when nothing at all has arrived from the peer's system for that time
-// although it was asked, by data, retransmissions or probes. The system answers for a program that
-// is stopped or posts no receive, as an adapter does, so such a peer is not silent.
-// (TCP_USER_TIMEOUT is of no use here: it also ends a connection whose peer answers every probe of
-// its closed window.)
+// TCP retransmits by itself, and gives up after many minutes. A queue pair whose driver set a limit
+// is lost earlier: when nothing at all has arrived from the peer's system for that time in spite of
+// data, retransmissions or probes. The system answers for a program that is stopped or posts no
+// receive, as an adapter does, so such a peer is not silent. (TCP_USER_TIMEOUT cannot be used here:
+// it also ends a connection whose peer answers every probe of its closed window.)
 //
-// The device only looks while a request waits for the peer. It looks at the stream at intervals,
-// not with each message.
+// The device checks only while a request waits for the peer, and at intervals, not with each
+// message.
 
 impl Engine {
     /// Sets the time after which a silent peer is lost; zero leaves that to TCP.
@@ -839,8 +843,8 @@ impl Engine {
                 || self.rdmap.requester.confirmation.last_sent() > self.watch.acknowledged)
     }
 
-    /// Looks how the peer's system has answered since the last look.
-    pub(super) fn look_for_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+    /// Checks how the peer's system has answered since the last check.
+    pub(super) fn check_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         let Some(answers) = stream.answers() else {
             return self.watch.end();
         };
@@ -852,10 +856,10 @@ impl Engine {
             }
             return;
         }
-        match self.watch.look(env.now.get(), &answers) {
-            Look::Goes => {}
-            Look::Ask(interval) => stream.probe_peer(Probing::Every(interval)),
-            Look::Silent(silence) => {
+        match self.watch.check(env.now.get(), &answers) {
+            Check::Answering => {}
+            Check::Probe(interval) => stream.probe_peer(Probing::Every(interval)),
+            Check::Silent(silence) => {
                 if !env.qp.unreliable {
                     self.rdmap.requester.flush_status = Some(WcStatus::RetryExcErr);
                 }

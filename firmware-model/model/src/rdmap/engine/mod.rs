@@ -1,4 +1,4 @@
-//! The engine of one queue pair: the order of things, from attachment to end.
+//! The engine of one queue pair, from attachment to end.
 //!
 //! ```text
 //!            attach             error of ours or theirs
@@ -63,25 +63,25 @@ enum Progress {
     Ended,
 }
 
-/// What may still come from the peer.
+/// The bytes that may still come from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Input {
     /// More bytes.
     Open,
-    /// Nothing: its FIN was read, or the stream is lost. What came before is still processed.
+    /// None: the peer's FIN was read, or the stream is lost. Bytes from before are still processed.
     Ended,
-    /// Nothing: its FIN was acted on. Requests that wait for it fail after the grace period;
-    /// otherwise the queue pair stays as it is.
+    /// None: the peer's FIN was acted on. Requests that wait for the peer fail after the grace
+    /// period; otherwise the queue pair does not change.
     Closed,
 }
 
-/// How long the message at the front of those that wait for a receive may still wait.
+/// The time for which the first parked message may still wait for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RnrWait {
-    /// None waits.
+    /// No message waits.
     None,
     Endless,
-    /// Until then; the message fails at that time.
+    /// Until this time, at which the message fails.
     Until(Nanos),
 }
 
@@ -94,7 +94,7 @@ impl RnrWait {
     }
 }
 
-/// One queue pair's protocol.
+/// The protocol of one queue pair.
 #[derive(Debug)]
 pub struct Engine {
     rdmap: Rdmap,
@@ -102,7 +102,7 @@ pub struct Engine {
     state: QpState,
     progress: Progress,
     peer_may_close: bool,
-    /// There is no way to the peer: the next send fails.
+    /// The peer cannot be reached: the next send fails.
     unreachable: bool,
     fin_grace: Duration,
     rnr_timeout: Duration,
@@ -110,22 +110,23 @@ pub struct Engine {
     parked: Parked,
     rnr_wait: RnrWait,
     input: Input,
-    /// What has arrived is taken in because this side ends: the end of the stream does not matter.
+    /// This side ends, and takes in the bytes that have arrived: the end of the stream does not
+    /// matter.
     concluding: bool,
-    /// When requests fail, or posted receives are flushed, after the peer's FIN.
+    /// The time after the peer's FIN at which requests fail, or posted receives are flushed.
     grace_deadline: Option<Nanos>,
-    /// The segment whose payload is being read to its place, how much of it is there, and where its
-    /// FPDU begins in the stream.
+    /// The segment whose payload is being read to its place, the number of bytes already there, and
+    /// the position in the stream where the segment's FPDU begins.
     direct: Option<(Segment, usize, u64)>,
-    /// Room for the places of payload.
+    /// The list of places for payload.
     pieces: PieceRoom,
     terminate_sent: u32,
     terminate_received: u32,
-    /// Kind UC: the stream ends, and the queue pair stays as it is.
+    /// Kind UC: the stream ends, and the queue pair does not change.
     parting: bool,
     watch: Watch,
-    /// Up to where a confirmation told the peer that its messages are processed.
-    told: u64,
+    /// The position up to which a confirmation informed the peer that its messages are processed.
+    informed: u64,
 }
 
 impl Engine {
@@ -154,7 +155,7 @@ impl Engine {
             terminate_received: 0,
             parting: false,
             watch: Watch::default(),
-            told: 0,
+            informed: 0,
         }
     }
 
@@ -184,7 +185,7 @@ impl Engine {
         self.state
     }
 
-    /// What `QueryQp` answers.
+    /// The result of `QueryQp`.
     pub fn status(&self) -> QpStatus {
         let (transfer_len, transfer_done) = self.rdmap.requester.transfer();
         QpStatus {
@@ -203,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Whether a stream is in use, if only to end it.
+    /// Whether a stream is in use, also if it is only being ended.
     pub fn is_attached(&self) -> bool {
         !matches!(self.progress, Progress::Detached | Progress::Ended)
     }
@@ -214,7 +215,7 @@ impl Engine {
     }
 
     /// Whether messages wait for receives.
-    pub fn is_held_up(&self) -> bool {
+    pub fn has_parked(&self) -> bool {
         !self.parked.is_empty()
     }
 
@@ -231,7 +232,7 @@ impl Engine {
         &mut self.rdmap.requester.sq
     }
 
-    /// Where receives come from, for doorbells.
+    /// The source of receives, for doorbells.
     pub fn receive_source(&mut self) -> &mut ReceiveSource {
         &mut self.rdmap.responder.rq
     }
@@ -252,12 +253,12 @@ impl Engine {
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
         self.watch.begin(stream.answers().is_some());
-        self.meet_local_peer(local_peer, env);
+        self.use_local_peer(local_peer, env);
         if let Some(llp) = &mut self.llp {
             llp.refresh(&env.now, stream);
         }
         if attachment.terminate != 0 {
-            // Start-up failed behind the Reply: RFC 6581 §9 requires the initiator to report it in
+            // Start-up failed after the Reply: RFC 6581 §9 requires the initiator to report it in
             // an FPDU.
             self.rdmap.startup.abort();
             self.terminate(
@@ -270,7 +271,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The queue pair becomes its own peer, with no stream; `capture` makes where that is captured.
+    /// Makes the queue pair its own peer, with no stream; `capture` makes the tap that captures its
+    /// ULPDUs.
     pub(crate) fn attach_loopback(
         &mut self,
         attachment: &Attachment,
@@ -377,7 +379,7 @@ impl Engine {
         Ok(())
     }
 
-    /// There is no way to the peer. Work stays until the next send fails.
+    /// The peer cannot be reached. Work stays until the next send fails.
     fn give_up_peer(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         if env.qp.unreliable {
             return self.part_from(env, stream);
@@ -424,7 +426,7 @@ impl Engine {
         self.rdmap.response_msn = responses;
     }
 
-    /// Sets the state that results when `bytes` bytes of the current message have come.
+    /// Sets the state that results when `bytes` bytes of the current message have arrived.
     #[cfg(test)]
     pub(in crate::rdmap) fn have_received(&mut self, bytes: u64) {
         self.rdmap.responder.have_received(bytes);

@@ -1,4 +1,4 @@
-//! Receiving: what came is delivered, then more is read.
+//! Receiving: complete messages are delivered, then more bytes are read.
 
 use super::ending::terminate_for;
 use super::{Engine, Input, Progress, RnrWait};
@@ -23,7 +23,7 @@ use urnic_wire::ddp;
 use urnic_wire::mpa::MAX_MULPDU;
 
 impl Engine {
-    /// Receives what has arrived.
+    /// Receives the bytes that have arrived.
     pub fn receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         self.note_confirmed(env, stream);
         let outcome = match (&self.progress, &self.llp) {
@@ -102,7 +102,7 @@ impl Engine {
         }
     }
 
-    /// Hands up what waited for a receive, then what is complete in the receive buffer.
+    /// Hands up the parked messages, then the complete messages in the receive buffer.
     fn deliver_fpdus(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         if !self.parked.is_empty() {
             self.deliver_parked(env)?;
@@ -154,7 +154,7 @@ impl Engine {
         Ok(more)
     }
 
-    /// Counts what is processed of what the peer sent, if the peer is on this device or this host.
+    /// Counts the processed bytes of the peer, if the peer is on this device or this host.
     #[inline]
     pub(super) fn note_progress(&mut self) {
         let parked = self.parked.position();
@@ -166,11 +166,11 @@ impl Engine {
                     local_peer,
                     ..
                 } = &mut self.rdmap.requester;
-                // A local peer looks at the count, too, when its word changes.
+                // A local peer also reads the count when its word changes.
                 confirmation.note_processed(position, local_peer.is_none());
                 if let Some(local_peer) = local_peer {
                     local_peer.confirm(position, parked.is_some());
-                    // It may have been introduced by that.
+                    // The peer may have introduced itself with this word.
                     self.rdmap.responder.peer_fills = local_peer.may_fill();
                 }
             }
@@ -179,7 +179,7 @@ impl Engine {
         }
     }
 
-    /// Hands up what waited, as long as there are receives for it.
+    /// Hands up parked messages, as long as there are receives for them.
     fn deliver_parked(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         while !env.is_stopped()
             && let Some(ulpdu) = self.parked.front()
@@ -211,9 +211,9 @@ impl Engine {
         }
     }
 
-    /// Hands ULPDUs of ours back to us; returns how many.
+    /// Delivers ULPDUs of a queue pair that is its own peer; returns their number.
     pub(super) fn deliver_loopback(&mut self, env: &mut Env<'_>) -> usize {
-        // `receive` must hand up what a stream brought, because the caller of `receive` also sends
+        // `receive` must hand up the bytes of a stream, because the caller of `receive` also sends
         // the answers.
         if !matches!(self.llp, Some(Llp::Loopback(_))) {
             return 0;
@@ -243,7 +243,7 @@ impl Engine {
         ulpdus
     }
 
-    /// The engine cannot receive any more.
+    /// Ends the connection, or the stream, because the engine cannot receive any more.
     fn stop(&mut self, stop: Stop, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         match stop {
             Stop::Stall => {
@@ -262,8 +262,7 @@ impl Engine {
         RxOutcome::More
     }
 
-    /// Throws away what comes behind an error (row DDP-T-01), so that closing does not reset the
-    /// stream.
+    /// Discards the bytes after an error (row DDP-T-01), so that closing does not reset the stream.
     fn discard_input(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let mut scratch = env.buffers.take();
         let mut budget = RX_BUDGET;
@@ -320,11 +319,11 @@ pub(super) fn admit(
     }
 }
 
-/// Why receiving stopped.
+/// The reason why receiving stopped.
 pub(super) enum Stop {
-    /// Too much waits for a receive.
+    /// Too many bytes wait for a receive.
     Stall,
-    /// The peer is at fault, and a Terminate reports it.
+    /// The peer is at fault, and a Terminate reports the fault.
     Report(Outgoing),
     /// The peer is at fault, and nothing is sent.
     Silent,
@@ -373,8 +372,7 @@ impl Stop {
 // Payload of large segments goes from the stream directly to its place.
 
 impl Engine {
-    /// Has the payload of a large segment read directly to its place, if no other bytes come before
-    /// it.
+    /// Has the payload of a large segment read directly to its place, if no other bytes precede it.
     pub(super) fn begin_direct(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
             return Ok(());
@@ -425,10 +423,10 @@ impl Engine {
                 Err(refusal) => return Err(Stop::in_segment(refusal, &segment)),
             },
         };
-        // Where memory is reached by copies, which may begin in the middle of a segment
-        // (`ibv_rereg_mr`), one more buffer lies between.
+        // Memory that is accessed by copies goes through one more buffer; such memory may begin in
+        // the middle of a segment (`ibv_rereg_mr`).
         let unmapped = window.as_ref().filter(|(window, _)| window.is_unmapped());
-        // What is dropped goes into such a buffer, too.
+        // Dropped payload goes into such a buffer, too.
         let dropped = if window.is_none() { segment.len - at } else { 0 };
         let mut between = (unmapped.is_some() || dropped > 0).then(|| env.buffers.take());
         let mut pieces = self.pieces.take();

@@ -4,7 +4,7 @@ use super::receive::{Stop, admit};
 use super::{Engine, Input, Progress};
 use crate::counters::{Counter, Counters};
 use crate::llp::Llp;
-use crate::llp::mpa::{Receiver, SHORT_FPDU};
+use crate::llp::mpa::{FpduReceiver, SHORT_FPDU};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
@@ -28,12 +28,12 @@ impl Engine {
             && !self.rdmap.requester.confirmation.is_same_device()
             && self.rdmap.requester.is_at_rest()
             && self.rdmap.responder.answers.is_empty()
-            // What came before a message that waits is confirmed.
+            // Messages before a parked one are confirmed.
             && self.parked.is_empty()
             && self.llp.as_ref().is_some_and(Llp::is_flushed)
     }
 
-    /// Sends what can be sent.
+    /// Sends as much as possible.
     pub fn transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> TxOutcome {
         if self.unreachable && self.rdmap.requester.sq.has_posted() {
             self.unreachable = false;
@@ -63,10 +63,11 @@ impl Engine {
             return TxOutcome::Idle;
         }
         let mut outcome = self.pump(env, stream);
-        // A request may have waited for that.
-        while outcome == TxOutcome::Idle && self.look_for_all() {
-            // A request that waited for this is sent in another way if there is no such access.
-            self.look_for_introduction();
+        // A request may have waited for the local peer to process all bytes.
+        while outcome == TxOutcome::Idle && self.reads_all_processed() {
+            // A request that waited for access to the peer's memory goes by the stream if there is
+            // no such access.
+            self.check_introduction();
             self.complete_confirmed(env, stream);
             outcome = self.pump(env, stream);
         }
@@ -89,7 +90,7 @@ impl Engine {
             };
             llp.refresh(&env.now, stream);
             // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs
-            // that receive only, and send but credits, stay in it (perftest over iWARP).
+            // that receive, and send only credits, stay in it (perftest over iWARP).
             let sends = (matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
                 || self.rdmap.requester.has_failed)
                 && !self.concluding;
@@ -144,7 +145,7 @@ impl Engine {
                 }
                 Framed::NoRoom if budget == 0 => return TxOutcome::More,
                 Framed::NoRoom if self.llp.as_ref().is_some_and(Llp::has_room) => {}
-                // Our own peer is full: it waits for receives.
+                // A queue pair that is its own peer is full: it waits for receives.
                 Framed::NoRoom => return TxOutcome::Idle,
             }
         }
@@ -180,12 +181,12 @@ impl Engine {
 }
 
 // The fast path for a single message to or from a peer that shares memory with us: a program that
-// sends one message and waits for the answer waits for exactly this code. Whatever is not simple
-// takes the usual path ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
+// sends one message and waits for the answer waits for exactly this code. Other messages take the
+// usual path ([`transmit`](Engine::transmit), [`receive`](Engine::receive)).
 
 impl Engine {
-    /// Carries out the next request, if it is the only one and simple. Returns whether it did, and
-    /// nothing is left for the usual way.
+    /// Carries out the next request on the fast path, if it is the only one and simple. Returns
+    /// whether it did, and nothing is left for the usual path.
     #[inline]
     pub fn fast_transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         let is_plain = matches!(self.progress, Progress::Open)
@@ -231,8 +232,8 @@ impl Engine {
         }
     }
 
-    /// Receives what has arrived, if that is nothing, or one short FPDU with nothing before it.
-    /// Returns whether it did, and more may have come only since.
+    /// Receives on the fast path, if nothing or one short FPDU has arrived, and nothing is
+    /// buffered. Returns whether it did: then all further bytes arrived later.
     #[inline]
     pub(super) fn fast_receive(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<bool, Stop> {
         let Some(Llp::Mpa(mpa)) = &mut self.llp else {
@@ -255,7 +256,7 @@ impl Engine {
         env.counters.add(Counter::RxCalls, 1);
         env.received(bytes.len() as u64);
         probes::received(env.qp.label, bytes.len());
-        let Some(ulpdu) = Receiver::ulpdu_of(bytes) else {
+        let Some(ulpdu) = FpduReceiver::ulpdu_of(bytes) else {
             mpa.rx.accept(env.buffers, bytes);
             return Ok(false);
         };
@@ -280,12 +281,12 @@ impl Engine {
     }
 }
 
-// A peer that shares memory with us: what it says there, and what it does in our memory.
+// A peer that shares memory with us: its word there, and its accesses to our memory.
 
 impl Engine {
-    /// The peer shares memory with us: it says there what it has processed, and we may reach into
-    /// its memory.
-    pub(super) fn meet_local_peer(&mut self, local_peer: Option<LocalPeer>, env: &Env<'_>) {
+    /// The peer shares memory with us: it counts there the bytes that it has processed, and we may
+    /// access its memory.
+    pub(super) fn use_local_peer(&mut self, local_peer: Option<LocalPeer>, env: &Env<'_>) {
         let Rdmap {
             requester, responder, ..
         } = &mut self.rdmap;
@@ -309,33 +310,34 @@ impl Engine {
         self.rdmap.responder.peer_fills = true;
     }
 
-    /// Completes what the local peer has processed since the last look.
+    /// Completes the requests that the local peer has processed since its word was last read.
     #[inline]
     pub(super) fn note_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        self.look_for_introduction();
+        self.check_introduction();
         let taken = self.taken();
-        if self.rdmap.requester.confirmation.look(taken) {
+        if self.rdmap.requester.confirmation.read_word(taken) {
             self.complete_confirmed(env, stream);
         }
     }
 
-    /// Whether we may reach into the local peer's memory, and it into ours, may be known by now.
+    /// Checks whether the two devices have introduced themselves, and may access each other's
+    /// memory.
     #[inline]
-    fn look_for_introduction(&mut self) {
+    fn check_introduction(&mut self) {
         if let Some(local_peer) = &mut self.rdmap.requester.local_peer {
-            local_peer.look_for_introduction();
+            local_peer.check_introduction();
             self.rdmap.responder.peer_fills = local_peer.may_fill();
         }
     }
 
-    /// The local peer has processed more: completes that.
+    /// The local peer has processed more: completes those requests.
     fn complete_confirmed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         env.moved.confirmed = true;
         self.peer_progressed(env, stream);
         self.close_if_drained(env, stream);
     }
 
-    /// Counts what the local peer has done in our memory.
+    /// Counts the local peer's accesses to our memory.
     pub fn count_accesses(&mut self, counters: &Counters) {
         if let Some(local_peer) = &mut self.rdmap.requester.local_peer {
             let accessed = local_peer.take_accessed();
@@ -344,17 +346,18 @@ impl Engine {
         }
     }
 
-    /// The position up to which the stream has taken what we sent.
+    /// The position up to which the stream has taken our bytes.
     #[inline]
     pub(super) fn taken(&self) -> u64 {
         self.llp.as_ref().map_or(0, Llp::taken)
     }
 
-    /// Whether the local peer has processed all that was sent, some of it since the last look.
+    /// Whether the local peer has processed all bytes that were sent, some of them since its word
+    /// was last read.
     #[inline]
-    fn look_for_all(&mut self) -> bool {
+    fn reads_all_processed(&mut self) -> bool {
         let taken = self.taken();
-        self.rdmap.requester.confirmation.look_for_all(taken)
+        self.rdmap.requester.confirmation.reads_all_processed(taken)
     }
 
     /// The position up to which our requests are complete.

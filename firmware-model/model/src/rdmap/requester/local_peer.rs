@@ -1,11 +1,12 @@
-//! What the requester does by itself in the memory of a local peer: Writes and Reads, singly and in
-//! runs, and long Sends.
+//! Direct access to the memory of a local peer: Writes and Reads, singly and in runs, and long
+//! Sends.
 //!
-//! Payload passes by the stream, so it must not overtake what is there: the requester reaches into
-//! the peer's memory only when the peer has processed all that was sent, a first message included
-//! (a responder waits for that, RFC 5044 §7.1.2), and no Read is outstanding. Whatever is not
-//! possible (an STag that the peer's table does not have, memory that is not there) becomes a
-//! message on the stream, and the peer answers it as it would any other.
+//! Payload that is written directly bypasses the stream, so it must not overtake bytes in the
+//! stream: the requester accesses the peer's memory only when the peer has processed all sent
+//! bytes, including a first message (a responder waits for that, RFC 5044 §7.1.2), and no Read is
+//! outstanding. If direct access is not possible (the peer's table does not have the STag, or the
+//! memory is not mapped), the request becomes a message on the stream, and the peer answers it like
+//! any other.
 
 use super::{Filled, MAX_MESSAGE, Requester, Sending, Step, Wait};
 use crate::counters::Counter;
@@ -30,7 +31,7 @@ impl Requester {
         !self.flights.is_empty() || self.sending.is_some()
     }
 
-    /// The connection ends. On return, the peer does not reach into our memory any more.
+    /// The connection ends. On return, the peer does not access our memory any more.
     pub(in crate::rdmap) fn part(&mut self) {
         self.confirmation.part();
         self.local_peer = None;
@@ -45,33 +46,34 @@ impl Requester {
             && !self.confirmation.is_by_reads()
     }
 
-    /// The peer, if the requester can reach into its memory at some time.
+    /// The peer, if the requester can or will be able to access its memory.
     #[inline]
     pub(super) fn reachable(&self, llp: &Llp) -> Option<&LocalPeer> {
         let local_peer = self.local_peer.as_ref().filter(|n| n.may_be_reachable())?;
         (llp.sealed() > 0).then_some(local_peer)
     }
 
-    /// Whether the requester may reach into the peer's memory now.
+    /// Whether the requester may access the peer's memory now.
     #[inline]
     pub(super) fn is_direct(&self, llp: &Llp) -> bool {
         let local_peer = self.reachable(llp);
         self.reads.len() == 0 && local_peer.is_some_and(|n| n.confirmed() == llp.sealed() && n.is_reachable())
     }
 
-    /// Whether the next request, of `len` bytes, is to wait until the requester may reach into the
+    /// Whether the next request, of `len` bytes, must wait until the requester may access the
     /// peer's memory.
     #[inline]
     pub(super) fn is_to_wait(&mut self, len: u64, llp: &Llp) -> bool {
         let is_to_wait =
             len >= WAIT_MIN && self.worth_draining && self.reachable(llp).is_some() && !self.is_direct(llp);
         let local_peer = self.local_peer.as_mut().filter(|_| is_to_wait);
-        let holds = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
-        self.confirmation.hold_next(holds);
-        holds
+        let waits = local_peer.is_some_and(|local_peer| local_peer.awaits(llp.sealed()));
+        self.confirmation.delay_next(waits);
+        waits
     }
 
-    /// Places the next payload of a Write or Send in the peer's memory; whether that was possible.
+    /// Places the next payload of a Write or Send in the peer's memory. Returns whether that was
+    /// possible.
     #[inline]
     pub(super) fn place(
         &mut self,
@@ -80,16 +82,16 @@ impl Requester {
         llp: &Llp,
     ) -> Result<bool, WcStatus> {
         let wqe = sending.wqe;
-        // The segments of a message that are framed end with a last one.
+        // The segments of a message that is partly framed must end with a last one.
         if sending.framed || sending.len == 0 {
             return Ok(false);
         }
         match wqe.opcode {
             Opcode::Write if self.is_direct(llp) => {}
             Opcode::Send | Opcode::SendImm => return self.fill_receive(sending, env, llp),
-            // The peer's completion of a Write with immediate data reports the length, which only
-            // the peer's device can know. A Send that invalidates has another word in the place of
-            // the receive's number.
+            // The peer's completion of a Write with immediate data reports the length, and only the
+            // peer's device can determine the length. A Send that invalidates has another word in
+            // the place of the receive's number.
             _ => return Ok(false),
         }
         let left = (sending.len - sending.sent) as usize;
@@ -115,7 +117,8 @@ impl Requester {
                     let written = self.write(target, offset, first.piece(), env);
                     written.then(|| first.len())
                 }),
-                // What cannot be read takes the stream, which reports it.
+                // If the source cannot be read, the message takes the stream, which reports the
+                // fault.
                 true => by_buffer(&window, env, |bytes| {
                     window.copy_out(0, bytes).is_ok() && self.write(target, offset, Piece::of(bytes), env)
                 }),
@@ -175,7 +178,7 @@ impl Requester {
         self.direct_cost += 1 + (n / DIRECT_BYTES_PER_ULPDU) as u32;
     }
 
-    /// What was done directly since the last call costs so many ULPDUs.
+    /// The cost of the direct accesses since the last call, in ULPDUs.
     #[inline]
     pub(in crate::rdmap) fn take_direct_cost(&mut self) -> u32 {
         std::mem::take(&mut self.direct_cost)
@@ -221,7 +224,7 @@ impl Requester {
         }
     }
 
-    /// Fetches the next bytes of a Read from the peer's memory; whether that was possible.
+    /// Fetches the next bytes of a Read from the peer's memory. Returns whether that was possible.
     #[inline]
     pub(super) fn fetch_some(
         &mut self,
@@ -262,8 +265,8 @@ impl Requester {
         Ok(true)
     }
 
-    /// What a Read whose bytes are all there still has to do: a Read with invalidation invalidates
-    /// its sink, which is ours and not a wire feature (row RDM-M-04).
+    /// The remaining step of a Read whose bytes have all arrived: a Read with invalidation
+    /// invalidates its sink, which is local and not a wire feature (row RDM-M-04).
     pub(super) fn fetched(&mut self, wqe: &SendWqe, env: &Env<'_>) -> Wait {
         if wqe.opcode != Opcode::ReadInv {
             return Wait::Done;
@@ -279,8 +282,8 @@ impl Requester {
     }
 }
 
-/// Copies the beginning of memory that is reached by copies, through a buffer that stays in the
-/// cache; returns how many bytes.
+/// Copies the beginning of memory that is accessed by copies, through a buffer that stays in the
+/// cache; returns the number of bytes.
 fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) -> bool) -> Option<usize> {
     let mut buffer = env.buffers.take();
     let n = buffer.len().min(window.len() as usize);
@@ -293,25 +296,25 @@ fn by_buffer(window: &Window<'_>, env: &Env<'_>, copy: impl FnOnce(&mut [u8]) ->
 // for them: one copy, by one processor, where the ring takes two.
 //
 // The message follows on the stream as its last segment, with the payload's length as its message
-// offset and nothing after its header: all that comes before that offset is in its place. Where
-// the header has the STag to invalidate it has the number of the receive, so that the peer refuses
-// a message whose payload is in another receive than the one that it takes. Each message has a
+// offset and nothing after its header: all payload before that offset is in its place. Where the
+// header has the STag to invalidate it has the number of the receive, so that the peer refuses a
+// message whose payload is in another receive than the one that it takes. Each message has a
 // receive of its own, so no placement has to wait for messages before it (RFC 5041 §5.3: segments
 // may be placed in any order), and those of several messages may be one call.
 
 const _: () = assert!(MAX_INLINE < FILL_ALONE_MIN);
 
 impl Requester {
-    /// Places the payloads of the next request, a Send of `len` bytes, and of those after it in
-    /// the receives that the peer has posted for them, by one call, if they are several and that is
-    /// possible.
+    /// Places the payloads of the next request, a Send of `len` bytes, and of the Sends after it in
+    /// the receives that the peer has posted for them, by one call. Does nothing for a single Send,
+    /// or if that is not possible.
     #[inline]
     pub(super) fn fill_receives(&mut self, first: &SendWqe, len: u64, env: &Env<'_>, llp: &Llp) {
         let is_second = |wqe: SendWqe| wqe.opcode == Opcode::Send;
-        // What is fenced waits for Reads.
+        // A fenced request waits for Reads.
         let is_run = (FILL_MIN as u64..FILL_TOGETHER_MAX).contains(&len)
             && self.filled.is_empty()
-            && self.sq.behind(first).is_some_and(is_second)
+            && self.sq.next_after(first).is_some_and(is_second)
             && self.reads.len() == 0
             && self.reachable(llp).is_some();
         if !is_run {
@@ -329,8 +332,9 @@ impl Requester {
         }
     }
 
-    /// Finds the receives of a run, and leaves those requests in it whose receives are of one STag,
-    /// if they are several; returns that, and the number of the first receive.
+    /// Finds the receives of a run, and ends the run before the first request whose receive is
+    /// missing or has another STag than the first one. Returns the STag of the receives and the
+    /// number of the first one, if several requests are left.
     fn find_receives(&mut self, run: &mut Run<'_>, env: &Env<'_>) -> Option<(u32, u32)> {
         let index = self.msn.wrapping_sub(self.first_receive);
         let local_peer = self.local_peer.as_mut()?;
@@ -352,21 +356,22 @@ impl Requester {
         first.filter(|_| found > 1)
     }
 
-    /// Whether the payload of a Send, of which nothing is framed, is better placed in the peer's
-    /// receive than sent.
+    /// Whether it is faster to place the payload of a Send in the peer's receive than to send it.
+    /// No part of the Send may be framed.
     #[inline]
     fn is_to_fill(&mut self, sending: &Sending, llp: &Llp) -> bool {
         let is_worth = match sending.len as usize {
             0..FILL_ALONE_MIN => false,
-            FILL_ALONE_MIN..FILL_MIN => self.flights.is_empty() && self.sq.behind(&sending.wqe).is_none(),
+            FILL_ALONE_MIN..FILL_MIN => self.flights.is_empty() && self.sq.next_after(&sending.wqe).is_none(),
             FILL_MIN..=ACCESS_MAX => true,
             _ => false,
         };
         is_worth && self.reachable(llp).is_some()
     }
 
-    /// Places the next payload of a Send in the receive that the peer has posted for it; whether
-    /// that was possible. The rest of a message that was placed in part goes by the stream.
+    /// Places the next payload of a Send in the receive that the peer has posted for it. Returns
+    /// whether that was possible. If a message was placed only in part, its remaining payload goes
+    /// by the stream.
     #[inline]
     pub(super) fn fill_receive(
         &mut self,
@@ -390,7 +395,7 @@ impl Requester {
         let access = access.ok_or(WcStatus::LocProtErr)?;
         let refused = |_| WcStatus::LocProtErr;
         let window = env.memory.check(env.qp.accessor(), access).map_err(refused)?;
-        // Copies out of a served program's memory are better made by two threads.
+        // Two threads copy faster out of a served program's memory.
         if window.is_unmapped() {
             return Ok(false);
         }
@@ -425,7 +430,7 @@ impl Requester {
 /// The requests of a run.
 pub(super) struct Run<'t> {
     wqes: [Option<SendWqe>; BATCH],
-    /// Where their bytes are here, unless they are inline.
+    /// The local memory of the requests, unless their payload is inline.
     windows: [Option<Window<'t>>; BATCH],
     pub(super) offsets: [u64; BATCH],
     pub(super) lens: [u32; BATCH],
@@ -439,11 +444,11 @@ impl Run<'_> {
 }
 
 impl Requester {
-    /// Carries out the next request, a Write or a Read, with those after it. `None`: there is no
-    /// run of them, or something about it needs a closer look.
+    /// Carries out the next request, a Write or a Read, together with the requests after it.
+    /// `None`: the next requests are no run, or need the usual path.
     #[inline]
     pub(super) fn run(&mut self, first: &SendWqe, env: &mut Env<'_>, llp: &mut Llp) -> Option<Step> {
-        let second = self.sq.behind(first)?;
+        let second = self.sq.next_after(first)?;
         let is_run = second.opcode == first.opcode && second.stag == first.stag && self.is_direct(llp);
         if !is_run {
             return None;
@@ -479,8 +484,8 @@ impl Requester {
         Some(Step::Done { ended: true })
     }
 
-    /// The requests from `first` on that can be carried out together, if they are several: each
-    /// has at least, and all together at most, so many bytes.
+    /// The requests from `first` on that can be carried out together, if there are several. Each
+    /// has at least `lens.start()` bytes, and all together have at most `lens.end()` bytes.
     pub(super) fn collect<'t>(
         &mut self,
         first: &SendWqe,
@@ -534,7 +539,7 @@ impl Requester {
             run.offsets[run.number] = wqe.remote_offset;
             run.lens[run.number] = len as u32;
             run.number += 1;
-            next = self.sq.behind(&wqe);
+            next = self.sq.next_after(&wqe);
         }
         (run.number > 1).then_some(run)
     }

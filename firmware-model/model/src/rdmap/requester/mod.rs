@@ -6,7 +6,7 @@ use super::confirmation;
 use super::confirmation::{ANY_STAG, Confirmation};
 use super::terminate::OffendingRequest;
 use crate::counters::Counter;
-use crate::llp::mpa::{MAX_SHORT, Sender};
+use crate::llp::mpa::{FpduSender, MAX_SHORT};
 use crate::llp::{Head, Llp};
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
@@ -31,27 +31,27 @@ use urnic_wire::rdmap::{
 /// Longest message (verbs: 2^31 bytes).
 const MAX_MESSAGE: u64 = 1 << 31;
 
-/// Last four bytes of Immediate Data that belongs to the Send right behind it. RFC 7306 gives
-/// immediates eight bytes and verbs has four; cxgb4 leaves the rest zero (row X73-10). Verbs' Send
-/// with immediate is one receive at the peer, for which RFC 7306 has no message: a peer that does
-/// not implement this mark completes two receives.
+/// Last four bytes of Immediate Data that belongs to the Send right after it. RFC 7306 gives
+/// immediates eight bytes and verbs has four; cxgb4 leaves the other four zero (row X73-10). Verbs'
+/// Send with immediate is one receive at the peer, for which RFC 7306 has no message: a peer that
+/// does not implement this mark completes two receives.
 pub(super) const WITH_NEXT_SEND: [u8; 4] = *b"SEND";
 
-/// The log's one line on connections whose requests cannot be confirmed.
+/// Limits the log to one line on connections whose requests cannot be confirmed.
 static UNCONFIRMED: Once = Once::new();
 
-/// What came of an attempt to send.
+/// The result of an attempt to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// A ULPDU was framed, or a local request carried out; `ended`: no message is in flight.
     Done { ended: bool },
-    /// There is nothing to send now.
+    /// There is no message to send now.
     Idle,
     /// A request failed locally: it is marked, and the queue pair must end.
     Failed,
 }
 
-/// The requesting half of a queue pair.
+/// The requester of a queue pair.
 #[derive(Debug)]
 pub(super) struct Requester {
     pub(super) sq: SendQueue,
@@ -61,9 +61,9 @@ pub(super) struct Requester {
     pub(super) confirmation: Confirmation,
     /// The peer, if it shares memory with us.
     pub(super) local_peer: Option<LocalPeer>,
-    /// The last attempt to reach into its memory succeeded.
+    /// The last attempt to access the peer's memory succeeded.
     worth_draining: bool,
-    /// What was done in the local peer's memory, in ULPDUs.
+    /// The cost of direct accesses to the local peer's memory, in ULPDUs.
     direct_cost: u32,
     /// A request failed locally: no other one is started.
     pub(super) has_failed: bool,
@@ -80,7 +80,7 @@ pub(super) struct Requester {
     pub(super) first_receive: u32,
     /// Next MSN on queue 1.
     pub(super) request_msn: u32,
-    /// How the next flushed request completes instead, once.
+    /// The status of the next flushed request, once, instead of the usual one.
     pub(super) flush_status: Option<WcStatus>,
     /// Control word of the peer's Terminate, for the request that it makes fail.
     pub(super) vendor_error: u32,
@@ -113,20 +113,20 @@ impl Requester {
         }
     }
 
-    /// A stream begins, maybe not the first: the first message on queue 0 has this MSN.
+    /// Begins a stream, which may not be the first one: the first message on queue 0 has this MSN.
     pub(super) fn begin(&mut self, first_msn: u32, confirmation: Confirmation) {
         (self.msn, self.first_receive) = (first_msn, first_msn);
         (self.filled, self.confirmation) = (Filled::default(), confirmation);
     }
 
-    /// Whether a message is partly framed: nothing else may come between its segments (row
+    /// Whether a message is partly framed: no other message may be framed between its segments (row
     /// DDP-S-11).
     #[inline]
     pub(super) fn is_within_message(&self) -> bool {
         self.sending.is_some()
     }
 
-    /// How many requests are in flight, and what the oldest does.
+    /// The number of requests in flight, and the opcode of the oldest.
     pub(super) fn in_flight(&self) -> (usize, Option<Opcode>) {
         let (count, oldest) = self.flights.in_flight();
         let sending = self.sending.as_ref().map(|sending| sending.wqe.opcode);
@@ -141,8 +141,8 @@ impl Requester {
             .unwrap_or_default()
     }
 
-    /// Whether any request would not be complete if all that the stream took, up to `taken`,
-    /// arrived.
+    /// Whether any request would remain incomplete if all bytes that the stream took, up to
+    /// `taken`, arrived.
     pub(super) fn is_outstanding(&self, taken: u64) -> bool {
         !self.flights.are_complete(taken) || self.sending.is_some() || self.sq.has_posted()
     }
@@ -178,7 +178,8 @@ impl Requester {
         self.reads.len() < self.ord_limit() as usize
     }
 
-    /// Sends a Read whose answer confirms the messages before it; whether that was possible.
+    /// Sends a Read whose answer confirms the messages before it. Returns whether that was
+    /// possible.
     fn confirm_by_read(&mut self, env: &Env<'_>, llp: &mut Llp) -> bool {
         if self.ord_limit() == 0 {
             self.confirmation.give_up();
@@ -204,7 +205,7 @@ impl Requester {
         let wqe = match self.sq.peek() {
             _ if self.has_failed => return Step::Idle,
             None => return Step::Idle,
-            // `flush` finds it again and completes it.
+            // `flush` finds the entry again and completes it.
             Some(Err(BadWqe { .. })) => return Step::Failed,
             Some(Ok(wqe)) => wqe,
         };
@@ -288,7 +289,7 @@ impl Requester {
     }
 
     /// Makes the oldest request that `offending` names fail, which may be the one that is partly
-    /// framed; whether there is one.
+    /// framed. Returns whether there is one.
     pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
         if self.flights.fail_offending(offending, status) {
             return true;
@@ -331,14 +332,15 @@ impl Requester {
             sending.immediate_sent = true;
         } else if !sending.payload_done {
             match self.place(&mut sending, env, llp) {
-                // The message of a Send whose payload is in its place has none, but it is sent.
+                // A Send whose payload is in its place has a message without payload, which is
+                // sealed.
                 Ok(true) if sending.payload_done || sending.sent < sending.len => position = llp.sealed(),
                 Ok(_) => match self.frame_payload(&mut sending, env, llp) {
                     Ok(sealed) => position = sealed,
                     Err(status) => {
                         llp.cancel();
-                        // The immediate of a Send is a message of its own; but a peer of kind UC
-                        // would take it for that of the next Send.
+                        // The immediate of a Send is a message of its own. A peer of kind UC would
+                        // take it for the immediate of the next Send.
                         let split = env.qp.unreliable && sending.wqe.opcode == Opcode::SendImm;
                         self.torn = sending.framed || split;
                         return self.refuse(sending.wqe, status);
@@ -368,7 +370,7 @@ impl Requester {
         Step::Done { ended: true }
     }
 
-    /// The oldest Read or atomic is answered in full.
+    /// Handles the full answer to the oldest Read or atomic.
     pub(super) fn answered(&mut self, env: &Env<'_>) -> Result<(), WcStatus> {
         let Some(pending) = self.reads.pop() else {
             return Ok(());
@@ -385,7 +387,7 @@ impl Requester {
         }
     }
 
-    /// The oldest Read or atomic cannot be answered, for a reason of ours.
+    /// Makes the oldest Read or atomic fail because of an error on this side.
     pub(super) fn fail_answer(&mut self, status: WcStatus) {
         if let Some(Pending {
             request: Some((number, _)),
@@ -410,12 +412,13 @@ impl Requester {
         }
     }
 
-    /// Completes the requests that are complete; `taken` is the position up to which the result of
-    /// what was sent is known.
+    /// Completes all finished requests; `taken` is the position up to which the result of the sent
+    /// bytes is known.
     #[inline]
     pub(super) fn complete(&mut self, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         while let Some(Flight { wqe, len, .. }) = self.flights.pop_complete(taken) {
-            // The blocks come first: a program that sees the completion may post at once.
+            // The blocks are released first, because a program may post as soon as it polls the
+            // completion.
             self.sq.retire(wqe.blocks);
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let opcode = wqe.opcode.completion();
@@ -432,7 +435,8 @@ impl Requester {
         self.flights.is_failed_next()
     }
 
-    /// Kind UC: the stream ended. What it did not take counts as sent; returns how many messages.
+    /// Kind UC: the stream ended. Messages that it did not take count as sent; returns their
+    /// number.
     pub(super) fn drop_flights(&mut self, taken: u64) -> u64 {
         (self.msn, self.request_msn) = (1, 1);
         self.reads.clear();
@@ -450,7 +454,7 @@ impl Requester {
     pub(super) fn flush(&mut self, env: &mut Env<'_>, taken: u64) -> Result<(), Overflow> {
         self.sending = None;
         self.reads.clear();
-        // Behind the first request that fails, requests that would be complete fail, too.
+        // After the first request that fails, requests that would be complete fail, too.
         self.complete(env, taken)?;
         loop {
             let (wqe, status) = match self.flights.pop() {
@@ -494,13 +498,13 @@ impl Requester {
     }
 }
 
-// A request on its way, and what is there before it.
+// A request that is being sent, and the payload that is already in its place.
 
-/// A work request whose messages are partly framed.
+/// A work request of which some segments may be framed.
 #[derive(Debug, Clone)]
 struct Sending {
     wqe: SendWqe,
-    /// Bytes of its payload.
+    /// The length of the request's payload.
     len: u32,
     /// Bytes of the work request that are framed.
     sent: u32,
@@ -531,16 +535,16 @@ impl Sending {
     }
 }
 
-/// Requests that are next, and whose payload is in the peer's receives already.
+/// The next requests, if their payload is in the peer's receives already.
 #[derive(Debug, Default)]
 struct Filled {
     requests: u32,
-    /// The number of the receive that has the first one's payload.
+    /// The number of the receive that has the first request's payload.
     receive: u32,
 }
 
 impl Filled {
-    /// So many requests, and the first one's receive.
+    /// The first request's receive is number `receive`.
     fn new(requests: u32, receive: u32) -> Filled {
         Filled { requests, receive }
     }
@@ -550,7 +554,8 @@ impl Filled {
         self.requests == 0
     }
 
-    /// The receive that has the payload of the next request, which is then no longer one of them.
+    /// Takes the next request out of the filled ones; returns the number of the receive that has
+    /// its payload.
     #[inline]
     fn next(&mut self) -> Option<u32> {
         self.requests = self.requests.checked_sub(1)?;
@@ -835,11 +840,11 @@ fn send_message(wqe: &SendWqe) -> (Message, u32) {
 
 // The requester's part of the fast path: the only request that is posted. A request that is not
 // simple (several extents, a fence, an error, others after it) is left to the usual path, which
-// begins anew.
+// starts with it again.
 
 impl Requester {
-    /// The next request, if no other one is posted, and the stream is not needed to know when it is
-    /// complete.
+    /// The next request, if no other one is posted, and if its completion does not depend on the
+    /// stream.
     #[inline]
     pub(in crate::rdmap) fn only_request(&mut self) -> Option<SendWqe> {
         if self.sending.is_some() || self.confirmation.is_by_reads() || self.local_peer.is_none() {
@@ -865,7 +870,7 @@ impl Requester {
         }
         let mut sending = Sending::new(wqe, len as u32);
         let done = match wqe.opcode {
-            // It checks whether the memory can be reached now.
+            // `place` checks whether the memory can be accessed now.
             Opcode::Write => self.place(&mut sending, env, llp),
             Opcode::Read if self.ord > 0 && self.may_request() && self.is_direct(llp) => {
                 self.fetch_some(&mut sending, env, llp)
@@ -891,13 +896,14 @@ impl Requester {
         Some(self.cq.push_one(cqe, env))
     }
 
-    /// Sends a short Send, which completes when the peer has confirmed it. `None`: it is not short.
+    /// Sends a short Send, which completes when the peer has confirmed it. `None`: the Send is not
+    /// short.
     #[inline(always)]
     pub(in crate::rdmap) fn fast_send(
         &mut self,
         wqe: SendWqe,
         env: &mut Env<'_>,
-        tx: &mut Sender,
+        tx: &mut FpduSender,
         stream: &mut dyn Stream,
     ) -> Option<()> {
         let is_possible = self.confirmation.is_by_word()
@@ -945,18 +951,18 @@ impl Requester {
 // Work requests in flight: executed, not yet complete. They complete in the order in which they
 // were posted (RFC 5040 §5.5(15)).
 
-/// What a work request waits for.
+/// The event that a work request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// The stream taking all up to this position.
+    /// The request waits until the stream has taken all bytes up to this position.
     Taken(u64),
-    /// The peer's answer.
+    /// The request waits for the peer's answer.
     Answer,
-    /// The flights before it.
+    /// The request waits for the flights before it.
     Done,
-    /// The flights before it; then the request fails.
+    /// The request waits for the flights before it, and then fails.
     Failed(WcStatus),
-    /// Nothing: the connection ended before the peer confirmed the request.
+    /// The connection ended before the peer confirmed the request.
     Unconfirmed,
 }
 
@@ -976,9 +982,9 @@ impl Wait {
 #[derive(Debug, Clone)]
 pub(super) struct Flight {
     pub(super) wqe: SendWqe,
-    /// MSN of its message, on the queue that the opcode uses.
+    /// MSN of the request's message, on the queue that the opcode uses.
     pub(super) msn: u32,
-    /// Bytes of its message.
+    /// Bytes of the request's message.
     pub(super) len: u32,
     pub(super) wait: Wait,
 }
@@ -1021,7 +1027,7 @@ impl Flights {
         self.queue.iter().all(|flight| flight.wait.is_over(taken))
     }
 
-    /// Adds the newest; returns its number.
+    /// Adds the newest flight; returns its number.
     #[inline]
     pub(super) fn push(&mut self, flight: Flight) -> u64 {
         self.queue.push_back(flight);
@@ -1033,7 +1039,7 @@ impl Flights {
         self.queue.iter().find(|flight| flight.is_named_by(offending))
     }
 
-    /// How many there are, and what the oldest does.
+    /// The number of requests in flight, and the opcode of the oldest.
     pub(super) fn in_flight(&self) -> (usize, Option<Opcode>) {
         (
             self.queue.len(),
@@ -1041,7 +1047,7 @@ impl Flights {
         )
     }
 
-    /// The oldest request that failed, and how.
+    /// The oldest request that failed, and its status.
     pub(super) fn failed(&self) -> Option<(&SendWqe, WcStatus)> {
         self.queue.iter().find_map(|flight| match flight.wait {
             Wait::Failed(status) => Some((&flight.wqe, status)),
@@ -1049,7 +1055,7 @@ impl Flights {
         })
     }
 
-    /// Changes what number `n` waits for.
+    /// Changes the event that request number `n` waits for.
     pub(super) fn set(&mut self, n: u64, wait: Wait) {
         let index = n.checked_sub(self.landed).and_then(|i| usize::try_from(i).ok());
         if let Some(flight) = index.and_then(|i| self.queue.get_mut(i)) {
@@ -1057,7 +1063,7 @@ impl Flights {
         }
     }
 
-    /// Makes the oldest request that `offending` names fail; whether there is one. The peer
+    /// Makes the oldest request that `offending` names fail. Returns whether there is one. The peer
     /// processes messages in order, so the Sends and Writes before that request succeeded.
     pub(super) fn fail_offending(&mut self, offending: OffendingRequest, status: WcStatus) -> bool {
         let Some(at) = self.queue.iter().position(|f| f.is_named_by(offending)) else {
@@ -1072,8 +1078,8 @@ impl Flights {
         true
     }
 
-    /// Makes the oldest request fail that the stream has not taken to its end; whether there is
-    /// one.
+    /// Makes the oldest request fail that the stream has not taken to its end. Returns whether
+    /// there is one.
     pub(super) fn fail_untaken(&mut self, taken: u64, status: WcStatus) -> bool {
         let sent = |wait| matches!(wait, Wait::Taken(position) if position > taken);
         let found = self.queue.iter_mut().find(|flight| sent(flight.wait));
@@ -1090,7 +1096,7 @@ impl Flights {
         }
     }
 
-    /// The connection ends: of what was sent, what ends up to `known` has succeeded.
+    /// The connection ends: sent requests that end up to `known` have succeeded.
     pub(super) fn settle(&mut self, known: u64) {
         for flight in &mut self.queue {
             if let Wait::Taken(position) = flight.wait {
@@ -1102,7 +1108,8 @@ impl Flights {
         }
     }
 
-    /// Makes what the stream has not taken up to `taken` complete; returns how many messages.
+    /// Completes all sent messages, although the stream has taken only the bytes up to `taken`;
+    /// returns the number of messages that the stream has not taken.
     pub(super) fn drop_untaken(&mut self, taken: u64) -> u64 {
         let mut dropped = 0;
         for flight in &mut self.queue {
@@ -1133,10 +1140,10 @@ impl Flights {
 }
 
 // Reads and atomics that wait for the peer's answers, which come in the order of the requests (RFC
-// 5040 §5.5, RFC 7306 §5.3). A Response is believed only as far as it fits the oldest request (row
-// RDM-R-07): a peer cannot write through it anywhere else.
+// 5040 §5.5, RFC 7306 §5.3). A Response is accepted only if it fits the oldest request (row
+// RDM-R-07): so a peer cannot write to any other memory by it.
 
-/// What answers the request.
+/// The kind of the answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// A Read Response.
@@ -1151,14 +1158,14 @@ pub(super) struct Pending {
     pub(super) answer: Answer,
     /// The work request of the Read, and its number; `None` for a Read that no program posted.
     pub(super) request: Option<(u64, SendWqe)>,
-    /// Behind the request, in bytes of the stream.
+    /// The position in the stream after the request.
     pub(super) position: u64,
     /// The STag of the sink, as sent to the peer.
     pub(super) sink_stag: u32,
     pub(super) sink_to: u64,
     /// Bytes requested.
     pub(super) len: u32,
-    /// Bytes that came.
+    /// Bytes that arrived.
     pub(super) placed: u32,
     pub(super) cursor: Cursor,
 }
@@ -1180,18 +1187,19 @@ impl Reads {
         self.0.clear();
     }
 
-    /// The oldest, to be answered next.
+    /// The oldest pending request, which is answered next.
     pub(super) fn front(&self) -> Option<&Pending> {
         self.0.front()
     }
 
-    /// The bytes of the oldest, and how many of them came, if it is a Read of the program.
+    /// The length of the oldest pending request and the bytes that arrived, if it is a Read of the
+    /// program.
     pub(super) fn transfer(&self) -> Option<(u32, u32)> {
         let is_read = |pending: &&Pending| pending.answer == Answer::Read && pending.request.is_some();
         self.0.front().filter(is_read).map(|read| (read.len, read.placed))
     }
 
-    /// Takes the oldest, which is answered.
+    /// Takes the oldest pending request, which is answered.
     pub(super) fn pop(&mut self) -> Option<Pending> {
         self.0.pop_front()
     }
@@ -1223,8 +1231,8 @@ impl Reads {
         Ok(())
     }
 
-    /// Whether no program posted the oldest. soft-iWARP answers a Read of length zero with a byte
-    /// now and then: the answer to such a Read is discarded.
+    /// Whether the oldest Read was posted by no program. soft-iWARP sometimes answers a Read of
+    /// length zero with a byte: the answer to such a Read is discarded.
     pub(super) fn is_discarded(&self) -> bool {
         self.0.front().is_some_and(|pending| pending.request.is_none())
     }
@@ -1243,7 +1251,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Where the next bytes of the Read go, at most `max`.
+    /// The place of the next bytes of the Read, at most `max`.
     pub(super) fn window<'t>(
         &mut self,
         env: &Env<'t>,

@@ -105,7 +105,7 @@ fn ddp_s_01_messages_of_2_to_the_31_bytes_and_no_longer() {
     peer.node.post(&Work::send(1).sge(huge).sge(region.sge(0, 1)));
     peer.run();
     assert_eq!(peer.node.sent(), [(1, WcStatus::LocLenErr)]);
-    // A Read of exactly that size would be sent if a sink of that size existed; here none exists.
+    // A sink of that size would be needed to send a Read of that size; no test has one.
     let mut peer = Scripted::new();
     peer.node.post(&Work::read(1, 1, 0).sge(huge));
     peer.run();
@@ -448,7 +448,7 @@ fn ddp_t_01_later_segments_are_dropped() {
     peer.terminate();
     peer.send_ulpdu(&write_segment(region.stag, region.base, b"good"));
     assert_eq!(region.bytes(), [0; 8]);
-    // Input is read to its end, so that the close does not reset what we sent.
+    // Input is read to its end, so that the close does not reset our bytes.
     peer.fin();
     assert!(!peer.wire.is_reset());
     assert!(!peer.node.engine.is_attached());
@@ -515,7 +515,7 @@ fn ddp_t_07_stag_bound_to_another_stream() {
     operands.mr_stag = region.stag.into();
     operands.access = Access::REMOTE_WRITE.bits().into();
     operands.new_stag = window.into();
-    // Bound by queue pair 7, which is ours: a Write through it is placed.
+    // The window is bound by queue pair 7, which is ours: a Write through it is placed.
     peer.node.memory.bind(&operands, peer.node.pd, 7).unwrap();
     peer.send_ulpdu(&write_segment(window, region.base, b"mine"));
     assert_eq!(region.bytes()[..4], *b"mine");
@@ -537,7 +537,7 @@ fn ddp_t_08_revocation_ends_placement() {
     let payload = terminate_for_ulpdu(
         peer,
         &region,
-        &write_segment(region.stag, region.base + 6, b"behind"),
+        &write_segment(region.stag, region.base + 6, b"latter"),
     );
     assert_eq!(payload[..4], hex("1100c000"));
     assert_eq!(region.bytes()[..7], *b"before\0");

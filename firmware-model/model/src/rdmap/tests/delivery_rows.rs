@@ -29,15 +29,16 @@ fn scripted(attachment: Attachment) -> Scripted {
     Scripted::with(&Shape::default(), attachment)
 }
 
-/// A peer that knows from the start that confirmations are taken.
-fn told() -> Scripted {
+/// A peer that knows from the start that this end accepts confirmations.
+fn informed() -> Scripted {
     scripted(Attachment {
         confirmation: true,
         ..delivered()
     })
 }
 
-/// The source offset of Reads of length zero that says that a confirmation is understood.
+/// The source offset of Reads of length zero by which an end announces that it understands
+/// confirmations.
 const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
 
 /// The Read of length zero with this MSN.
@@ -75,7 +76,7 @@ fn vrb_c_07_requests_complete_with_the_answer_to_a_read() {
         peer.node.post(&request);
     }
     let ulpdus = peer.output_ulpdus();
-    assert_eq!(ulpdus.last(), Some(&probe(1)), "one Read behind all of them");
+    assert_eq!(ulpdus.last(), Some(&probe(1)), "one Read after all of them");
     assert!(
         peer.node.sent().is_empty(),
         "the stream has taken them; that is not enough"
@@ -90,13 +91,13 @@ fn vrb_c_07_requests_complete_with_the_answer_to_a_read() {
 }
 
 #[test]
-fn vrb_c_08_one_read_is_under_way_and_the_next_confirms_all_others() {
+fn vrb_c_08_one_read_is_in_flight_and_the_next_confirms_all_others() {
     let mut peer = scripted(delivered());
     peer.node.post(&write(1));
     assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
     for cookie in 2..5 {
         peer.node.post(&write(cookie));
-        assert_eq!(peer.output_ulpdus().len(), 1, "the Write alone");
+        assert_eq!(peer.output_ulpdus().len(), 1, "only the Write");
     }
     peer.send_ulpdu(&answer());
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
@@ -192,7 +193,7 @@ fn vrb_c_12_without_any_read_requests_complete_when_taken() {
 
 #[test]
 fn vrb_c_14_closing_waits_for_unsignaled_messages() {
-    let mut peer = told();
+    let mut peer = informed();
     peer.node.post(&write(1).unsignaled());
     assert_eq!(peer.output_ulpdus().len(), 1, "the program expects no completion");
     peer.node.set_state(QpState::Sqd);
@@ -204,7 +205,7 @@ fn vrb_c_14_closing_waits_for_unsignaled_messages() {
 
 #[test]
 fn vrb_c_15_unsignaled_messages_free_the_send_queue() {
-    let mut peer = told();
+    let mut peer = informed();
     let mut probes = 0;
     for cookie in 0..300 {
         peer.node.post(&write(cookie).unsignaled());
@@ -225,12 +226,12 @@ fn vrb_c_15_a_peer_learns_early_that_confirmations_are_taken() {
     assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
     peer.send_ulpdu(&answer());
     peer.node.post(&write(2).unsignaled());
-    assert_eq!(peer.output_ulpdus().len(), 1, "the Write alone");
-    // A Read of the program does not tell the peer.
+    assert_eq!(peer.output_ulpdus().len(), 1, "only the Write");
+    // A Read of the program does not inform the peer.
     let mut peer = scripted(delivered());
     let sink = peer.node.region(8, everything());
     peer.node.post(&Work::read(1, 0x200, 0).sge(sink.sge(0, 8)));
-    assert_eq!(peer.output_ulpdus().len(), 1, "the Read alone");
+    assert_eq!(peer.output_ulpdus().len(), 1, "only the Read");
     peer.node.post(&write(2).unsignaled());
     assert_eq!(peer.output_ulpdus().last(), Some(&probe(2)));
 }

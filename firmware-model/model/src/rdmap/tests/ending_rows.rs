@@ -1,5 +1,5 @@
-//! The end of a connection: what the peer has confirmed succeeds, the rest fails; and what an end
-//! owes its peer before it ends.
+//! The end of a connection: requests that the peer has confirmed succeed, the others fail; and the
+//! confirmations that an end sends before it ends.
 
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
@@ -13,7 +13,7 @@ use urnic_device::wqe::Opcode;
 const SUCCESS: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 const LOST: WcStatus = WcStatus::RetryExcErr;
-/// Requests wait so long after the peer's FIN on a native connection.
+/// The time for which requests wait after the peer's FIN on a native connection.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 /// Requests complete when the peer has confirmed them.
@@ -153,8 +153,8 @@ fn vrb_c_18_what_the_peer_confirmed_before_its_end_succeeds() {
             peer.node.post(&Work::send(cookie).inline(b"message"));
             wire_len(&mut peer)
         });
-        // It has processed the first two, and the Read before the third. That confirms nothing
-        // any more.
+        // The peer has processed the first two messages and the Read before the third. That Read
+        // confirms no request any more.
         let position = wire[0] + wire[1];
         peer.send_unread(&fpdu_of(&confirmation(position)));
         end(&mut peer);
@@ -170,7 +170,7 @@ fn vrb_c_18_an_error_of_sending_comes_after_what_has_arrived() {
     peer.run();
     peer.node.post(&Work::read(2, 0x200, 0).sge(sink.sge(0, 8)));
     peer.run();
-    // The answers and the reset are there before the engine looks at the stream: it sends next.
+    // The answers and the reset arrive before the engine reads the stream: it sends next.
     let answers = [answer(), tagged(0xc1, 0x42, sink.stag, sink.base, &[7; 8])];
     peer.leave(&answers.map(|ulpdu| fpdu_of(&ulpdu)).concat());
     peer.node.post(&Work::send(3).inline(b"message"));
@@ -190,7 +190,7 @@ fn vrb_c_18_a_confirmation_is_believed_up_to_what_was_sent() {
     peer.run();
     peer.rst();
     assert_eq!(peer.node.engine.state(), QpState::Err);
-    // An end that does not wait for confirmations has no use for it.
+    // An end that does not wait for confirmations ignores them.
     let mut peer = Scripted::new();
     peer.send_ulpdu(&confirmation(100));
     assert_eq!(peer.node.engine.state(), QpState::Rts);
@@ -215,7 +215,7 @@ fn vrb_c_19_reads_never_succeed_without_their_data() {
                 .sge(sink.sge(0, 8)),
         );
         peer.run();
-        // A part of the answer, and a confirmation of all that was sent.
+        // A part of the answer, and a confirmation of all sent messages.
         peer.send_unread(&fpdu_of(&tagged(0x81, 0x42, sink.stag, sink.base, &[7; 32])));
         peer.send_unread(&fpdu_of(&confirmation(u64::MAX)));
         end(&mut peer);
@@ -303,7 +303,7 @@ fn vrb_c_20_unsignaled_sends_are_confirmed_at_an_orderly_end() {
 
 #[test]
 fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
-    // Of what came before the message at fault.
+    // The confirmation covers the messages before the one at fault.
     let mut peer = Scripted::with(&Shape::default(), delivered(agreed(false)));
     peer.node.post_recv(1, &[]);
     let [send, write] =
@@ -312,7 +312,7 @@ fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
     let ulpdus = peer.output_ulpdus();
     assert_eq!(ulpdus[0], confirmation(send.len() as u64));
     assert_eq!((ulpdus.len(), ulpdus[1][1]), (2, 0x47), "a Terminate");
-    // A request of the end itself fails: of all that has arrived.
+    // A request of the end itself fails: the confirmation covers all messages that have arrived.
     let mut pair = pair();
     for cookie in 1..=2 {
         pair.b.post_recv(cookie, &[]);
@@ -346,7 +346,8 @@ fn vrb_c_22_what_came_before_a_message_that_waits_is_confirmed() {
     assert_eq!(pair.a.sent(), [(4, LOST)]);
 }
 
-/// Nor is one whose payload was read directly to its place before it was refused.
+/// A message whose payload was read directly to its place before it was refused is not confirmed
+/// either.
 #[test]
 fn vrb_c_20_a_refused_message_is_not_confirmed() {
     for crc in [true, false] {
@@ -432,7 +433,7 @@ fn vrb_c_21_requests_before_a_local_failure_complete_first() {
     assert_eq!(peer.node.sent(), [(1, LOST), (2, WcStatus::LocProtErr)]);
 }
 
-/// Nothing of another message comes between the segments of a Send.
+/// No other message is sent between the segments of a Send.
 #[test]
 fn vrb_c_21_a_send_that_fails_within_its_message_ends_at_once() {
     let mut peer = scripted();

@@ -211,8 +211,8 @@ fn x73_07_an_unaligned_word_is_not_touched() {
     assert_eq!(region.bytes(), [0; 16]);
 }
 
-/// Two streams, each on a thread of its own, add to the same word at the same time: a step between
-/// the load and the store of one would lose what the other added.
+/// Two streams, each on a thread of its own, add to the same word at the same time: if the load and
+/// the store of one addition were separate steps, an addition of the other could be lost.
 #[test]
 fn x73_08_atomics_of_two_streams_exclude_each_other() {
     const ROUNDS: u32 = 500;

@@ -1,4 +1,4 @@
-//! Sends whose payload a peer on this host has placed in the receive: what the message says.
+//! Sends whose payload a peer on this host has placed in the receive: the checks of the message.
 
 use crate::testing::rig::*;
 use urnic_device::vocabulary::WcStatus;
@@ -14,7 +14,8 @@ fn with_receive() -> (Scripted, Region) {
     (peer, region)
 }
 
-/// A segment of a Send at this offset, which says that what is before it is in receive `number`.
+/// A segment of a Send at this offset, with the claim that all payload before the offset is in
+/// receive `number`.
 fn segment(last: bool, number: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
     untagged(if last { 0x41 } else { 0x01 }, 0x43, number, 0, 1, mo, payload)
 }

@@ -68,14 +68,14 @@ fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
     assert_eq!(peer.terminate()[..4], hex("0209c000"));
 }
 
-/// MSNs of each queue in what an end sent, in order.
+/// MSNs of each queue in the output of an end, in order.
 fn msns_of(wire: &Wire, direction: usize) -> [Vec<u32>; 4] {
     let bytes = wire.recorded(direction);
     let mut rest = &bytes[..];
     let mut msns = <[Vec<u32>; 4]>::default();
     while !rest.is_empty() {
-        let (ulpdu, behind) = fpdu::parse(rest, CrcMode::On).unwrap();
-        rest = behind;
+        let (ulpdu, after) = fpdu::parse(rest, CrcMode::On).unwrap();
+        rest = after;
         if ulpdu[0] & 0x80 == 0 && be32(&ulpdu[14..]) == 0 {
             msns[be32(&ulpdu[6..]) as usize].push(be32(&ulpdu[10..]));
         }
@@ -83,8 +83,8 @@ fn msns_of(wire: &Wire, direction: usize) -> [Vec<u32>; 4] {
     msns
 }
 
-/// Sends, Reads and atomics in both directions, whose MSNs begin at these. Each queue counts by
-/// itself, and wraps.
+/// Sends, Reads and atomics in both directions, whose MSNs begin at these numbers. Each queue
+/// counts by itself, and wraps.
 fn msns_go_on_from(starts: [[u32; 3]; 2]) {
     const TIMES: u32 = 4;
     let mut pair = Pair::new();
@@ -141,7 +141,7 @@ fn ddp_h_06_a_terminate_is_message_one_of_its_queue() {
     peer.node.engine.send_msns([77; 3]);
     peer.node.engine.expect_msns([77; 3]);
     peer.send_ulpdu(&send_segment(true, 77, 0, b"x"));
-    // The header is looked at in there.
+    // `terminate` checks the header.
     assert_eq!(peer.terminate()[..2], hex("1202"));
 }
 
@@ -309,15 +309,15 @@ fn ddp_s_01_a_received_write_is_shorter_than_2_to_the_32() {
         } else {
             peer.node.post_recv(1, &[]);
             peer.send_ulpdu(&end);
-            // The Immediate behind it has the length.
+            // The Immediate after it has the length.
             peer.send_ulpdu(&untagged(0x41, 0x48, 0, 0, 1, 0, &[0; 8]));
             assert_eq!(peer.node.received(), [(1, SUCCESS, u32::MAX)]);
         }
     }
 }
 
-/// The peer refuses the first segment of a Write of which more is still to be framed, behind a Read
-/// that it has not answered.
+/// The peer refuses the first segment of a Write of which more is still to be framed. The Write
+/// follows a Read that the peer has not answered.
 #[test]
 fn rdm_t_06_a_request_at_fault_may_be_partly_framed() {
     for opcode in [Opcode::Write, Opcode::Send] {
@@ -327,7 +327,7 @@ fn rdm_t_06_a_request_at_fault_may_be_partly_framed() {
         peer.node.post(&Work::read(1, 9, 0).sge(source.sge(0, 8)));
         peer.node
             .post(&Work::new(opcode, 2).to(9, 64).sge(source.sge(0, 4 << 20)));
-        peer.node.post(&Work::send(3).inline(b"behind"));
+        peer.node.post(&Work::send(3).inline(b"latter"));
         while peer.node.pump() {}
         let (code, header) = match opcode {
             Opcode::Write => (0x1101, tagged(0x81, 0x40, 9, 64, b"")),

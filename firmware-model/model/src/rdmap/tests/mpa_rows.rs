@@ -134,7 +134,7 @@ fn memory_may_be_copied_from_the_middle_of_a_segment() {
     assert!(peer.output().is_empty());
     arena.unmapped.store(true, Ordering::Relaxed);
     peer.send(&fpdu);
-    // Behind the length and DDP's header of a Terminate.
+    // The Terminate's control comes after the length and DDP's header.
     assert_eq!(peer.output()[20..22], [0x11, 0x00], "the STag is invalid");
 }
 
@@ -277,8 +277,8 @@ fn mpa_f_15_a_smaller_segment_size_makes_later_fpdus_smaller() {
     assert!(target.bytes() == pattern(len), "offsets are continuous");
     let bytes = pair.wire.recorded(0);
     let (mut rest, mut lengths) = (&bytes[..], Vec::new());
-    while let Ok((ulpdu, behind)) = fpdu::parse(rest, CrcMode::On) {
-        (rest, _) = (behind, lengths.push(ulpdu.len()));
+    while let Ok((ulpdu, after)) = fpdu::parse(rest, CrcMode::On) {
+        (rest, _) = (after, lengths.push(ulpdu.len()));
     }
     assert_eq!((lengths[0], lengths[lengths.len() - 2]), (8942, 1454));
 }
@@ -325,7 +325,7 @@ fn mpa_m_01_and_02_markers_only_when_requested() {
     assert_eq!(pair.b.received(), [(1, SUCCESS, 5)]);
 }
 
-/// What an engine that inserts markers sends for zeros of these lengths.
+/// The output of an engine that inserts markers, for zeros of these lengths.
 fn marked_sends(lengths: &[usize]) -> Vec<u8> {
     let attachment = Attachment {
         markers_tx: true,
@@ -445,7 +445,7 @@ fn mpa_c_03_and_04_a_damaged_fpdu_ends_the_stream_with_code_2() {
 }
 
 #[test]
-fn mpa_e_02_nothing_behind_an_error_is_delivered() {
+fn mpa_e_02_nothing_after_an_error_is_delivered() {
     let mut peer = Scripted::new();
     let target = peer.node.region(16, everything());
     let mut damaged = fpdu_of(&write_segment(target.stag, target.base, b"bad!"));
@@ -544,7 +544,7 @@ fn empa_16_35_38_start_up_errors_are_sent_in_the_first_fpdu() {
     }
 }
 
-/// What an initiator sends: a RTR, then "hello".
+/// The output of an initiator: an RTR, then "hello".
 fn after_rtr(rtr: Rtr) -> (Vec<u8>, Scripted) {
     let attachment = Attachment {
         rtr_send: Some(rtr),
@@ -607,7 +607,7 @@ fn empa_18_and_19_the_rtr_takes_no_receive_at_its_receiver() {
                 Vec::new()
             }
         );
-        // The next Send has MSN 2 only behind a Send.
+        // The next Send has MSN 2 only after a Send.
         let msn = if rtr == Rtr::Send { 2 } else { 1 };
         peer.send_ulpdu(&send_segment(true, msn, 0, b"hello"));
         assert_eq!(peer.node.received(), [(0, SUCCESS, 5)]);
@@ -615,7 +615,7 @@ fn empa_18_and_19_the_rtr_takes_no_receive_at_its_receiver() {
 }
 
 #[test]
-fn empa_19_msns_behind_each_rtr() {
+fn empa_19_msns_after_each_rtr() {
     let msn_of_hello = |rtr| {
         let (received, _) = after_rtr(rtr);
         let hello = &received[received.len() - 32..];
@@ -635,7 +635,7 @@ fn empa_19_msns_behind_each_rtr() {
     assert_eq!(
         be32(&ulpdus[1][10..]),
         2,
-        "the Read behind a Read RTR has MSN 2 on queue 1"
+        "the Read after a Read RTR has MSN 2 on queue 1"
     );
 }
 

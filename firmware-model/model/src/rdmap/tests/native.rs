@@ -15,7 +15,7 @@ use urnic_device::wqe::{Opcode, SendFlags};
 
 const SUCCESS: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
-/// Requests wait so long after the peer's FIN.
+/// The time for which requests wait after the peer's FIN.
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 fn native_pair() -> Pair {
@@ -37,7 +37,7 @@ fn with_rnr_timeout(node: &mut Node, timeout: Duration) {
 }
 
 #[test]
-fn either_side_sends_first_behind_the_rtr() {
+fn either_side_sends_first_after_the_rtr() {
     let mut pair = native_pair();
     assert!(pair.b.has_event(EventKind::FirstFpdu));
     pair.a.post_recv(1, &[]);
@@ -69,8 +69,8 @@ fn an_empty_receive_queue_stalls_the_stream() {
 }
 
 #[test]
-fn a_sender_alone_delivers_no_held_messages() {
-    // The doorbell of the receive comes later. The thread that handles it sends the answer to the
+fn sending_delivers_no_parked_messages() {
+    // The driver rings for the receive later. The thread that handles it sends the answer to the
     // Read, and checks whether a message waits.
     let mut pair = native_pair();
     let source = pair.b.filled(b"12345678");
@@ -82,7 +82,7 @@ fn a_sender_alone_delivers_no_held_messages() {
     assert_eq!(pair.b.rx, RxOutcome::Stalled);
     pair.b.post_recv(3, &[]);
     pair.b.with(|engine, env, stream| engine.transmit(env, stream));
-    assert!(pair.b.engine.is_held_up());
+    assert!(pair.b.engine.has_parked());
     pair.run_now();
     assert_eq!(pair.b.received(), [(3, SUCCESS, 0)]);
     assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
@@ -119,12 +119,12 @@ fn answers_pass_by_a_message_that_waits_for_a_receive() {
     pair.b.post(&Work::send(1).inline(b"from b"));
     pair.run_now();
     assert_eq!((pair.a.rx, pair.b.rx), (RxOutcome::Stalled, RxOutcome::Stalled));
-    // Requests wait behind what came before them …
+    // Requests wait for those before them …
     pair.a
         .post(&Work::read(2, b_source.stag, b_source.base).sge(a_sink.sge(0, len)));
     pair.run_now();
     assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
-    // … so both sides post their Read first: the answers come all the same.
+    // … so both sides post their Read first: both answers arrive.
     let mut pair = native_pair();
     let ((a_source, a_sink), (b_source, b_sink)) = (regions(&pair.a), regions(&pair.b));
     pair.a
@@ -147,7 +147,7 @@ fn answers_pass_by_a_message_that_waits_for_a_receive() {
 }
 
 #[test]
-fn a_fin_behind_a_waiting_message_is_seen_when_it_is_delivered() {
+fn a_fin_after_a_parked_message_is_read_after_its_delivery() {
     let mut pair = native_pair();
     pair.a.post(&Work::send(1).inline(b"last words"));
     pair.run_now();
@@ -202,7 +202,7 @@ fn rnr_timeout_fails_the_sender_with_rnr_retry_exc() {
 }
 
 #[test]
-fn rnr_with_a_read_outstanding_behind_the_send() {
+fn rnr_with_a_read_outstanding_after_the_send() {
     let mut pair = native_pair();
     with_rnr_timeout(&mut pair.b, Duration::ZERO);
     let source = pair.b.filled(b"12345678");
@@ -256,7 +256,7 @@ fn an_orderly_fin_flushes_receives_after_the_grace_period() {
 }
 
 #[test]
-fn a_send_behind_the_peers_fin_is_retry_exc() {
+fn a_send_after_the_peers_fin_is_retry_exc() {
     let mut pair = native_pair();
     pair.b.post_recv(9, &[]);
     pair.a.stream.finish();
@@ -284,7 +284,7 @@ fn unreachable(node: &mut Node) {
 
 #[test]
 fn the_next_send_fails_without_a_route_to_the_peer() {
-    let mut node = alone();
+    let mut node = own_peer();
     unreachable(&mut node);
     node.post(&Work::send(1));
     node.post(&Work::send(2));
@@ -294,7 +294,7 @@ fn the_next_send_fails_without_a_route_to_the_peer() {
 
 #[test]
 fn a_requested_error_state_flushes_sends() {
-    let mut node = alone();
+    let mut node = own_peer();
     unreachable(&mut node);
     node.set_state(QpState::Err);
     node.post(&Work::send(1));
@@ -340,7 +340,7 @@ fn fin_with_work_outstanding_is_retry_exc() {
 
 /// A queue pair whose Read the peer does not answer before its FIN, while a message of the peer
 /// waits for a receive.
-fn ended_behind_a_message() -> Pair {
+fn ended_after_parked() -> Pair {
     let mut pair = native_pair();
     let sink = pair.b.region(8, everything());
     pair.a.post(&Work::send(1).inline(b"early"));
@@ -350,20 +350,20 @@ fn ended_behind_a_message() -> Pair {
     run_without_peer(&mut pair, Duration::from_secs(1));
     assert_eq!(pair.b.rx, RxOutcome::Stalled);
     pair.b
-        .with(|engine, env, stream| engine.note_end_behind(env, stream));
+        .with(|engine, env, stream| engine.note_end_after_parked(env, stream));
     assert!(pair.b.sent().is_empty());
     pair
 }
 
-/// The peer does nothing any more.
+/// Lets time pass without any action of the peer.
 fn run_without_peer(pair: &mut Pair, duration: Duration) {
     pair.advance(duration);
     while pair.b.pump() {}
 }
 
 #[test]
-fn a_request_fails_though_the_end_lies_behind_a_message_that_waits() {
-    let mut pair = ended_behind_a_message();
+fn a_request_fails_if_the_end_follows_a_parked_message() {
+    let mut pair = ended_after_parked();
     run_without_peer(&mut pair, Duration::from_secs(2));
     assert_eq!(pair.b.sent(), [(2, WcStatus::RetryExcErr)]);
     assert_eq!(pair.b.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
@@ -371,7 +371,7 @@ fn a_request_fails_though_the_end_lies_behind_a_message_that_waits() {
 
 #[test]
 fn a_receive_in_time_has_the_message_before_the_end() {
-    let mut pair = ended_behind_a_message();
+    let mut pair = ended_after_parked();
     let region = pair.b.region(64, everything());
     pair.b.post_recv(3, &[region.sge(0, 64)]);
     pair.b.post_recv(4, &[]);
@@ -382,7 +382,7 @@ fn a_receive_in_time_has_the_message_before_the_end() {
     assert_eq!(pair.b.sent(), [(2, WcStatus::RetryExcErr)]);
 }
 
-fn alone() -> Node {
+fn own_peer() -> Node {
     let clock = Arc::new(AtomicU64::new(0));
     let (memory, pd) = table();
     let mut node = Node::new(&Shape::default(), memory, pd, &clock);
@@ -401,7 +401,7 @@ fn settle(node: &mut Node) {
 
 #[test]
 fn a_queue_pair_may_be_its_own_peer() {
-    let mut node = alone();
+    let mut node = own_peer();
     let (left, right) = (node.filled(&pattern(200_000)), node.region(200_000, everything()));
     node.post_recv(1, &[right.sge(0, 200_000)]);
     node.post(&Work::send(2).sge(left.sge(0, 200_000)));
@@ -430,7 +430,7 @@ fn a_queue_pair_may_be_its_own_peer() {
 
 #[test]
 fn loopback_waits_for_receives_too() {
-    let mut node = alone();
+    let mut node = own_peer();
     with_rnr_timeout(&mut node, Duration::MAX);
     for n in 0..100 {
         node.post(&Work::send(n).inline(b"x"));
@@ -448,7 +448,7 @@ fn loopback_waits_for_receives_too() {
 
 #[test]
 fn loopback_is_bounded_and_goes_on() {
-    let mut node = alone();
+    let mut node = own_peer();
     let (left, right) = (node.filled(&pattern(100_000)), node.region(100_000, everything()));
     for n in 0..20 {
         node.post(&Work::send(n).sge(left.sge(0, 100_000)));
@@ -466,7 +466,7 @@ fn loopback_is_bounded_and_goes_on() {
 
 #[test]
 fn loopback_errors_are_the_requesters() {
-    let mut node = alone();
+    let mut node = own_peer();
     let sink = node.region(8, everything());
     node.post_recv(9, &[]);
     node.post(&Work::read(1, 0x7777, 0).sge(sink.sge(0, 8)));
@@ -480,7 +480,7 @@ fn loopback_errors_are_the_requesters() {
 
 #[test]
 fn loopback_closes_when_it_has_drained() {
-    let mut node = alone();
+    let mut node = own_peer();
     node.post(&Work::write(1, 1, 0));
     node.set_state(QpState::Sqd);
     settle(&mut node);

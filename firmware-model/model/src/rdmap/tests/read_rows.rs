@@ -239,7 +239,7 @@ fn rdm_r_08_responses_name_one_sink_and_read_one_source() {
     const LEN: usize = 10_000;
     let mut peer = Scripted::new();
     let source = peer.node.filled(&pattern(LEN + 8));
-    // An offset that wraps 32 bits underway.
+    // An offset whose low 32 bits wrap during the Read.
     let (stag, to) = (0x55aa, 0xffff_f000);
     peer.send_ulpdu(&read_request(
         1,
@@ -263,7 +263,7 @@ fn rdm_r_08_responses_name_one_sink_and_read_one_source() {
 fn rdm_r_09_source_revoked_in_the_middle_of_a_response() {
     let mut peer = Scripted::new();
     let source = peer.node.filled(&pattern(1 << 20));
-    // The engine sends its backlog, and nothing else.
+    // The engine sends its backlog, and no other bytes.
     peer.wire.set_capacity(0, 1 << 18);
     let request = read_request(1, (0x100, 0x1000), 1 << 20, (source.stag, source.base));
     peer.send_unread(&fpdu_of(&request));

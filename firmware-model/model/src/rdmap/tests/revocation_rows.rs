@@ -15,7 +15,7 @@ use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_device::wqe::{BindOperands, Opcode};
 
 const SUCCESS: WcStatus = WcStatus::Success;
-/// More bytes than a stream and its sender hold.
+/// More bytes than the stream and the staging buffer can take.
 const LEN: usize = 4 << 20;
 /// Bytes of an FPDU, so large that payload is sent without a copy.
 const MULPDU: usize = 60_000;
@@ -41,7 +41,7 @@ fn reuse(region: &Region) {
     region.write(0, &vec![SECRET; region.len]);
 }
 
-/// The payload of these segments, whose header has so many bytes, and which are in order.
+/// The payload of these segments, which are in order and have headers of `header_len` bytes.
 fn payload(ulpdus: &[Vec<u8>], header_len: usize) -> Vec<u8> {
     ulpdus
         .iter()
@@ -133,16 +133,16 @@ fn ddp_t_08_a_window_unbound_under_a_slow_response() {
 }
 
 /// A Send or Write of memory that is deregistered before the stream took it: framed segments are
-/// sent unchanged, the rest fails.
+/// sent unchanged, the others fail.
 #[test]
 fn sec_02_untaken_bytes_are_not_read_after_revocation() {
     for crc in [false, true] {
         for opcode in [Opcode::Send, Opcode::Write] {
             let mut peer = slow_peer(crc);
             let source = peer.node.filled(&content());
-            // With a CRC, framed segments are copies, and the sender holds less.
+            // With a CRC, framed segments are copies, and fewer bytes fit in the staging buffer.
             let half = if crc { LEN / 16 } else { LEN / 8 };
-            // The first fits what the stream and its sender hold, the second does not.
+            // The first message fits in the stream and the staging buffer, the second does not.
             for (cookie, at, len) in [(1, 0, half), (2, half, LEN - half)] {
                 peer.node
                     .post(&Work::new(opcode, cookie).to(9, 0).sge(source.sge(at, len)));
@@ -190,7 +190,7 @@ fn mpa_c_03_payload_that_changes_while_sent_keeps_its_crc() {
 
 /// A local invalidation in the same queue is executed in the same run.
 #[test]
-fn vrb_f_02_an_invalidation_right_behind_large_payload() {
+fn vrb_f_02_an_invalidation_right_after_large_payload() {
     for crc in [false, true] {
         let mut peer = slow_peer(crc);
         let source = peer.node.filled(&content());
@@ -223,9 +223,10 @@ fn vrb_f_02_an_invalidation_right_behind_large_payload() {
     }
 }
 
-/// What was found for the last short message is not waited for by the thread that has it.
+/// A thread that invalidates memory does not wait for its own short message that accessed the
+/// memory last.
 #[test]
-fn vrb_f_02_an_invalidation_right_behind_short_messages_of_the_same_memory() {
+fn vrb_f_02_an_invalidation_right_after_short_messages() {
     let mut peer = slow_peer(false);
     let source = peer.node.filled(b"short and long");
     peer.node.post(&Work::send(1).sge(source.sge(0, 5)));
@@ -242,9 +243,9 @@ fn vrb_f_02_an_invalidation_right_behind_short_messages_of_the_same_memory() {
     );
 }
 
-/// The same at a receiver, whose peer invalidates the memory of the receive before.
+/// A receiver whose peer invalidates the memory of the preceding receive does not wait for itself.
 #[test]
-fn ddp_t_08_a_send_with_invalidation_right_behind_one_to_the_same_memory() {
+fn ddp_t_08_a_send_with_invalidation_after_one_to_its_memory() {
     let mut peer = slow_peer(false);
     let sink = peer.node.region(64, everything());
     peer.node.post_recv(1, &[sink.sge(0, 64)]);

@@ -74,7 +74,7 @@ fn mpa_f_14_versions_of_every_message_are_1() {
     let mut peer = Scripted::new();
     let region = post_all_kinds(&mut peer);
     let mut ulpdus = peer.output_ulpdus();
-    // And of what answers: a Read Response, an Atomic Response, a Terminate.
+    // Messages that answer have this version too: a Read Response, an Atomic Response, a Terminate.
     peer.send_ulpdu(&read_request(1, (5, 0), 8, (region.stag, region.base)));
     let mut atomic = Vec::new();
     [0, 9, region.stag]
@@ -151,8 +151,8 @@ fn ddp_s_02_and_rdm_c_04_a_read_that_waits_lets_nothing_pass() {
     let sink = peer.node.region(16, everything());
     peer.node.post(&Work::read(1, STAG, 0).sge(sink.sge(0, 8)));
     peer.node.post(&Work::read(2, STAG, 0).sge(sink.sge(8, 8)));
-    peer.node.post(&Work::send(3).inline(b"behind"));
-    peer.node.post(&Work::write(4, STAG, 0).inline(b"behind"));
+    peer.node.post(&Work::send(3).inline(b"latter"));
+    peer.node.post(&Work::write(4, STAG, 0).inline(b"latter"));
     let kinds =
         |peer: &mut Scripted| -> Vec<u8> { peer.output_ulpdus().iter().map(|u| opcode_of(u)).collect() };
     assert_eq!(kinds(&mut peer), [1]);
@@ -194,7 +194,7 @@ fn rdm_o_03_requests_of_all_kinds_complete_as_posted() {
         peer.output_ulpdus().iter().any(|ulpdu| opcode_of(ulpdu) == 4),
         "all are on the wire"
     );
-    // Behind an unanswered Read nothing completes, nor behind an unanswered atomic.
+    // After an unanswered Read nothing completes, nor after an unanswered atomic.
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
     answer_all(&mut peer, &region);
     assert_eq!(peer.node.sent(), [(5, SUCCESS), (6, SUCCESS)]);
@@ -206,8 +206,8 @@ fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
     let region = post_all_kinds(&mut peer);
     let ulpdus = peer.output_ulpdus();
     let immediate = ulpdus.iter().position(|ulpdu| opcode_of(ulpdu) == 8).unwrap();
-    // Behind the Write that it belongs to, on queue 0, with the number between those of the Sends
-    // around it.
+    // The Immediate comes after the Write that it belongs to, on queue 0, with the number between
+    // those of the Sends around it.
     assert_eq!(
         (opcode_of(&ulpdus[immediate - 1]), is_last(&ulpdus[immediate - 1])),
         (0, true)
@@ -216,11 +216,11 @@ fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
         (be32(&ulpdus[immediate][6..]), be32(&ulpdus[immediate][10..])),
         (0, 2)
     );
-    // An atomic on queue 1 takes the number behind the Read's.
+    // An atomic on queue 1 takes the number after the Read's.
     let atomic = ulpdus.iter().find(|ulpdu| opcode_of(ulpdu) == 10).unwrap();
     assert_eq!((be32(&atomic[6..]), be32(&atomic[10..])), (1, 2));
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
-    // Its answer does not pass that of the Read before it.
+    // The answer to an atomic does not pass the answer to the Read before it.
     let answer = [&2_u32.to_be_bytes()[..], &7_u64.to_be_bytes()].concat();
     peer.send_ulpdu(&untagged(0x41, 0x4b, 0, 3, 1, 0, &answer));
     assert_eq!(peer.terminate()[..2], [0x12, 0x02]);
@@ -228,7 +228,7 @@ fn x73_11_atomics_complete_as_reads_and_immediates_go_as_sends() {
 }
 
 #[test]
-fn empa_22_requests_behind_the_fence_are_sent_in_order() {
+fn empa_22_requests_before_the_fence_opens_are_sent_in_order() {
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     let _region = post_all_kinds(&mut peer);
     peer.run();
@@ -247,12 +247,12 @@ fn empa_22_requests_behind_the_fence_are_sent_in_order() {
 
 #[test]
 fn empa_23_our_error_before_the_fence_opens_is_not_sent() {
-    // A request that cannot be made is found when it is to be sent: not before the fence opens.
+    // A request that cannot be sent fails only when the fence opens.
     let mut peer = Scripted::with(&Shape::default(), agreed(false));
     peer.node.post(&Work::send(1).sge(sge(0, 8, 0x9999)));
     peer.run();
     assert!(peer.output().is_empty());
-    // Nor is the program's wish to end, nor its completion queue's overflow.
+    // The program's end and the overflow of its completion queue are not sent either.
     peer.node.set_state(QpState::Err);
     peer.run();
     assert!(peer.output().is_empty());
@@ -271,13 +271,13 @@ fn mpa_c_03_every_byte_of_a_marked_fpdu_is_covered() {
     let len = marker::emit(0, &ulpdu, CrcMode::On, &mut bytes);
     bytes.truncate(len);
     assert_eq!(bytes[..4], [0; 4]);
-    assert_eq!(len, 1024 + 4 + 4, "the third marker is followed by the CRC alone");
+    assert_eq!(len, 1024 + 4 + 4, "only the CRC follows the third marker");
     for at in (0..len)
         .step_by(7)
         .chain([0, 1, 2, 3, 1024, 1025, 1026, 1027, len - 1])
     {
-        // ULPDU_Length: another end is looked for, and a marker where it points elsewhere, told
-        // after the CRC.
+        // Changes of ULPDU_Length are left out: they move the end of the FPDU and the markers, so
+        // another check may fail first.
         if (4..6).contains(&at) {
             continue;
         }
@@ -327,7 +327,7 @@ fn vrb_c_02_a_completed_request_has_left_its_buffer() {
     const LEN: usize = 100_000;
     for crc in [true, false] {
         let mut peer = Scripted::with(&Shape::default(), Attachment { crc, ..agreed(true) });
-        // The stream takes half of the bytes: the rest waits.
+        // The stream takes one half of the bytes; the other half waits.
         peer.wire.set_capacity(0, LEN / 2);
         let source = peer.node.filled(&pattern(LEN));
         peer.node.post(&Work::send(1).sge(source.sge(0, LEN)));

@@ -1,5 +1,5 @@
-//! A peer whose host does not answer: the requests that wait for it fail when the driver's limit is
-//! over, and only then.
+//! A peer whose host does not answer: the requests that wait for the peer fail when the driver's
+//! limit is over, and not earlier.
 
 use crate::counters::Counter;
 use crate::rdmap::Attachment;
@@ -27,9 +27,9 @@ fn limited(limit: Duration, a: Attachment, b: Attachment) -> Pair {
     pair
 }
 
-/// Runs the first end alone until it has failed, or for `most`: the peer's program is stopped.
+/// Runs only the first end until it has failed, or for `most`: the peer's program is stopped.
 /// Returns the time that has passed.
-fn run_alone(pair: &mut Pair, most: Duration) -> Duration {
+fn run_first_end(pair: &mut Pair, most: Duration) -> Duration {
     let start = pair.clock.load(Ordering::Relaxed);
     let passed = |pair: &Pair| Duration::from_nanos(pair.clock.load(Ordering::Relaxed) - start);
     loop {
@@ -58,7 +58,7 @@ fn a_request_to_a_silent_peer_fails_after_the_limit() {
     let read = read(&mut pair, 1);
     pair.a.post(&read);
     pair.a.post(&Work::send(2));
-    let time = run_alone(&mut pair, 10 * LIMIT);
+    let time = run_first_end(&mut pair, 10 * LIMIT);
     assert!(time >= LIMIT && time <= LIMIT + LIMIT / 4, "{time:?}");
     assert_eq!(pair.a.faults(), [LOST]);
     assert!(pair.wire.is_reset());
@@ -74,7 +74,7 @@ fn on_any_kind_of_connection_the_status_is_retry_exc_err() {
     pair.wire.silence();
     let read = read(&mut pair, 1);
     pair.a.post(&read);
-    run_alone(&mut pair, 10 * LIMIT);
+    run_first_end(&mut pair, 10 * LIMIT);
     assert_eq!(pair.a.sent(), [(1, WcStatus::RetryExcErr)]);
 }
 
@@ -83,7 +83,7 @@ fn a_silent_peer_is_asked_three_times_however_short_the_limit() {
     let mut pair = limited(Duration::from_millis(50), native(true), native(false));
     pair.wire.silence();
     pair.a.post(&Work::send(1));
-    let time = run_alone(&mut pair, 10 * LIMIT);
+    let time = run_first_end(&mut pair, 10 * LIMIT);
     // TCP retransmits after 200 ms, 600 ms and 1.4 s.
     assert!(time >= Duration::from_millis(1400), "{time:?}");
     assert_eq!(pair.a.faults(), [LOST]);
@@ -96,10 +96,10 @@ fn a_waiting_read_asks_a_peer_that_owes_no_acknowledgement() {
     pair.a.post(&read);
     // The request arrives. Its answer would take a minute.
     let minute = Duration::from_secs(60);
-    assert!(run_alone(&mut pair, minute) >= minute);
+    assert!(run_first_end(&mut pair, minute) >= minute);
     assert_eq!(pair.a.faults(), []);
     pair.wire.silence();
-    let time = run_alone(&mut pair, minute);
+    let time = run_first_end(&mut pair, minute);
     assert!(time >= LIMIT && time < 3 * LIMIT, "{time:?}");
     assert_eq!(pair.a.sent(), [(1, WcStatus::RetryExcErr)]);
 }
@@ -108,13 +108,13 @@ fn a_waiting_read_asks_a_peer_that_owes_no_acknowledgement() {
 fn a_stopped_program_is_no_silent_peer() {
     let mut pair = limited(LIMIT, native(true), native(false));
     let source = pair.a.filled(&pattern(4096));
-    // More than the wire holds: the last bytes wait for the peer's program.
+    // More than the wire takes: the last bytes wait for the peer's program.
     pair.wire.set_capacity(0, 10_000);
     for n in 0..5 {
         pair.a.post(&Work::send(n).sge(source.sge(0, 4096)));
     }
     let hour = Duration::from_secs(3600);
-    assert!(run_alone(&mut pair, hour) >= hour);
+    assert!(run_first_end(&mut pair, hour) >= hour);
     assert_eq!(pair.a.faults(), []);
     assert_eq!(pair.a.engine.state(), QpState::Rts);
 }
@@ -127,15 +127,15 @@ fn an_idle_connection_does_not_notice_a_silent_peer() {
     pair.a.post(&Work::send(1));
     pair.run_now();
     assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
-    // What waits for nothing any more is watched no longer.
-    run_alone(&mut pair, LIMIT);
+    // A queue pair with no waiting request is not watched.
+    run_first_end(&mut pair, LIMIT);
     assert_eq!(pair.a.deadline(), None);
     pair.wire.silence();
-    run_alone(&mut pair, 1000 * LIMIT);
+    run_first_end(&mut pair, 1000 * LIMIT);
     assert_eq!((pair.a.faults(), pair.a.received()), (vec![], vec![]));
     // The next request does.
     pair.a.post(&Work::send(2));
-    let time = run_alone(&mut pair, 10 * LIMIT);
+    let time = run_first_end(&mut pair, 10 * LIMIT);
     assert!(time >= LIMIT && time <= LIMIT + LIMIT / 4, "{time:?}");
 }
 
@@ -145,9 +145,9 @@ fn a_message_that_completed_early_still_finds_a_silent_peer() {
     pair.wire.silence();
     pair.a.post_recv(7, &[]);
     pair.a.post(&Work::send(1));
-    run_alone(&mut pair, LIMIT / 2);
+    run_first_end(&mut pair, LIMIT / 2);
     assert_eq!(pair.a.sent(), [(1, SUCCESS)], "the stream took it");
-    run_alone(&mut pair, 10 * LIMIT);
+    run_first_end(&mut pair, 10 * LIMIT);
     assert_eq!(pair.a.faults(), [LOST]);
     assert_eq!(pair.a.received(), [(7, WcStatus::WrFlushErr, 0)]);
 }
@@ -162,7 +162,7 @@ fn answers_to_a_silent_peer_are_left_to_tcp() {
     while pair.b.pump() {}
     assert_eq!(pair.b.count(Counter::TxFpdus), 1, "the answer is under way");
     pair.wire.silence();
-    // The responder's end of the connection waits for nothing of its own.
+    // The responder's end of the connection has no request that waits.
     pair.advance(100 * LIMIT);
     while pair.b.pump() {}
     assert_eq!(pair.b.deadline(), None);
@@ -175,7 +175,7 @@ fn without_a_limit_tcp_decides() {
     pair.wire.silence();
     pair.a.post(&Work::send(1));
     let hour = Duration::from_secs(3600);
-    assert!(run_alone(&mut pair, hour) >= hour);
+    assert!(run_first_end(&mut pair, hour) >= hour);
     assert_eq!(pair.a.faults(), []);
 }
 

@@ -14,7 +14,7 @@ use urnic_sync::Mutex;
 
 const SLOTS: usize = 1 << 8;
 
-/// Takes everything, or gives what another one took.
+/// A stream that takes all bytes, or returns the bytes that another such stream took.
 #[derive(Debug, Clone)]
 struct Tape(Arc<Mutex<(Vec<u8>, usize)>>);
 
@@ -35,8 +35,8 @@ impl Stream for Tape {
         let (bytes, at) = &mut *self.0.lock();
         let before = *at;
         for piece in into {
-            // SAFETY: the pieces are of this thread's own memory, to which it holds no reference
-            // now.
+            // SAFETY: the pieces are of this thread's own memory, to which this thread has no
+            // reference now.
             *at += unsafe { piece.copy_in(&bytes[*at..]) };
         }
         if *at == before {

@@ -1,4 +1,4 @@
-//! Verbs rows: changes of state, the single Terminate, and the requests that wait behind a fence.
+//! Verbs rows: changes of state, the single Terminate, and fenced requests.
 
 use crate::memory::{Accessor, MemoryAccess, Need};
 use crate::rdmap::{Attachment, NoStream, Rtr, WithoutReceive};
@@ -58,7 +58,7 @@ fn vrb_q_05_changes_of_state_that_exist() {
     }
 }
 
-/// Errors that come one after the other, while the first one's Terminate cannot leave.
+/// Errors that follow one another while the first one's Terminate cannot be sent.
 #[test]
 fn vrb_q_04_several_errors_send_one_terminate() {
     let mut peer = Scripted::new();
@@ -104,7 +104,7 @@ fn vrb_c_03_a_terminate_and_a_fence_take_no_slot() {
     fill(&mut peer, 0);
     peer.send_ulpdu(&tagged(0xc1, 0x42, sink.stag, sink.base, &[1; 8]));
     assert_eq!(peer.node.sent(), [0, 1, 2, 3].map(|n| (n, SUCCESS)));
-    assert_eq!(peer.node.sq_outstanding(), 0, "fences left nothing behind");
+    assert_eq!(peer.node.sq_outstanding(), 0, "no fenced request is left");
     fill(&mut peer, 4);
     peer.output();
     peer.send_ulpdu(&send_segment(true, 1, 0, b"no receive"));
@@ -114,7 +114,7 @@ fn vrb_c_03_a_terminate_and_a_fence_take_no_slot() {
     assert_eq!(peer.node.sq_outstanding(), 0);
 }
 
-/// Each kind of request behind a fence, with a Read or an atomic outstanding.
+/// Each kind of fenced request, with a Read or an atomic outstanding.
 #[test]
 fn vrb_f_01_every_fenced_request_waits() {
     let fenced = [
@@ -138,7 +138,7 @@ fn vrb_f_01_every_fenced_request_waits() {
 }
 
 fn fenced_request_waits(opcode: Opcode, atomic: bool) {
-    let case = format!("{opcode:?} behind a {}", if atomic { "FetchAdd" } else { "Read" });
+    let case = format!("{opcode:?} after a {}", if atomic { "FetchAdd" } else { "Read" });
     let mut peer = Scripted::new();
     let sink = peer.node.region(8, everything());
     let other = peer.node.region(64, everything());
@@ -220,7 +220,7 @@ fn an_attachment_is_what_the_command_says() {
         assert_eq!((initiator.rtr_send, initiator.rtr_expect), (kind, None));
         let responder = taken(0, rtr::NONE, raw).unwrap();
         assert_eq!((responder.rtr_send, responder.rtr_expect), (None, kind));
-        // Only the initiator sends one.
+        // Only the initiator sends an RTR.
         assert_eq!(taken(0, raw, rtr::NONE).is_ok(), kind.is_none());
         assert_eq!(taken(attach::INITIATOR, rtr::NONE, raw).is_ok(), kind.is_none());
     }

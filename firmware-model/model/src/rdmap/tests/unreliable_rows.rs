@@ -1,4 +1,4 @@
-//! Queue pairs of kind UC: what is dropped, and what outlives the stream.
+//! Queue pairs of kind UC: the messages that are dropped, and the state that outlives the stream.
 
 use crate::counters::Counter;
 use crate::queues::SharedReceiveQueue;
@@ -26,7 +26,7 @@ fn shape() -> Shape {
     }
 }
 
-/// What native connections of this kind agree on.
+/// The parameters of native connections of this kind.
 fn attachment(initiator: bool) -> Attachment {
     Attachment {
         without_receive: WithoutReceive::Refused,
@@ -68,7 +68,7 @@ fn connect_again(pair: &mut Pair) {
     pair.run_now();
 }
 
-/// A peer that is a test, which has opened the fence.
+/// A scripted peer that has opened the fence.
 fn scripted() -> Scripted {
     let mut peer = Scripted::with(&shape(), attachment(false));
     peer.send_ulpdu(&write_segment(1, 0, &[]));
@@ -130,7 +130,7 @@ fn uc_02_a_receive_that_is_too_short_takes_the_next_message() {
         assert_eq!(pair.b.count(Counter::RxMessageDrops), 3);
         assert_eq!(pair.a.sent().len(), 5);
         assert!(pair.b.faults().is_empty());
-        // One that is kept is flushed as others are.
+        // A reserved receive is flushed like the others.
         pair.b.post_recv(3, &[sink.sge(0, 4)]);
         pair.a.post(&Work::send(6).sge(long.sge(0, 5)));
         pair.run_now();
@@ -190,7 +190,7 @@ fn uc_03_memory_that_goes_within_a_write_drops_it() {
     peer.send_ulpdu(&immediate(1));
     assert_eq!(peer.node.count(Counter::RxMessageDrops), 1);
     assert!(peer.node.received().is_empty());
-    // A Send in between: the immediate behind it is one of another Write.
+    // A Send in between: the Immediate after it belongs to another Write.
     peer.send_ulpdu(&write_segment(sink.stag, sink.base, b"x"));
     peer.send_ulpdu(&send_segment(true, 2, 0, b""));
     peer.send_ulpdu(&immediate(3));
@@ -254,7 +254,7 @@ fn uc_04_reads_and_atomics_are_refused_at_both_ends() {
     peer.send_ulpdu(&read_request(1, (1, 0), 8, (1, 0)));
     assert_eq!(peer.node.count(Counter::TxTerminates), 1);
     assert_eq!(peer.node.engine.state(), QpState::Rts);
-    // Nor are there confirmations, which only differ from answers by their offset.
+    // Confirmations are not accepted either: they differ from answers only by their offset.
     let mut peer = scripted();
     peer.send_ulpdu(&tagged(0xc1, 0x42, 1, 100, b""));
     assert_eq!(peer.node.count(Counter::TxTerminates), 1);
@@ -305,7 +305,7 @@ fn uc_06_a_lost_stream_leaves_the_queue_pair_as_it_is() {
     let data = pair.a.filled(&pattern(100_000));
     pair.b.post_recv(1, &[sink.sge(0, 100_000)]);
     pair.b.post_recv(2, &[sink.sge(0, 100)]);
-    // The stream ends within a message, of which parts are on the way and in the queue.
+    // The stream ends within a message, with parts of it in flight and in the queue.
     pair.wire.set_capacity(0, 20_000);
     pair.a.post(&Work::send(1).sge(data.sge(0, 100_000)));
     pair.a.post(&Work::send(2).sge(data.sge(0, 100)));
@@ -368,7 +368,7 @@ fn uc_06_a_peers_fin_and_terminate_leave_the_queue_pair_as_it_is() {
         peer.node.post(&Work::send(1).inline(b"to nobody"));
         peer.run();
         assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
-        // Only the program ends it.
+        // Only the program ends the queue pair.
         peer.node.set_state(QpState::Err);
         assert_eq!(peer.node.received(), [(1, FLUSHED, 0)]);
     }
@@ -386,7 +386,7 @@ fn uc_07_a_request_that_fails_stops_the_send_queue() {
     pair.a.post(&Work::send(1).inline(b"before"));
     pair.a
         .post(&Work::send(2).sge(sge(data.base, 8, data.stag ^ 0x100)));
-    pair.a.post(&Work::send(3).inline(b"behind").unsignaled());
+    pair.a.post(&Work::send(3).inline(b"latter").unsignaled());
     pair.run_now();
     assert_eq!(
         pair.a.sent(),
@@ -404,7 +404,7 @@ fn uc_07_a_request_that_fails_stops_the_send_queue() {
     assert_eq!(pair.a.sent(), [(6, SUCCESS)]);
     assert_eq!(pair.b.received(), [(0, SUCCESS, 6), (1, SUCCESS, 5)]);
     assert!(pair.a.faults().is_empty() && pair.b.faults().is_empty());
-    // Without a stream, too.
+    // The same happens without a stream.
     pair.wire.reset();
     pair.run_now();
     pair.a
@@ -473,7 +473,7 @@ fn uc_08_a_receive_in_wrong_memory_is_a_fault_of_its_program() {
     assert_eq!(peer.node.faults()[0].0, QpFault::TerminateSent);
 }
 
-/// What happens at a pair, in the property below.
+/// An event at a pair of queue pairs, in the property below.
 #[derive(Debug, Clone)]
 enum Step {
     Receive(usize),
@@ -553,8 +553,8 @@ proptest! {
         prop_assert!(pair.a.faults().is_empty() && pair.b.faults().is_empty());
     }
 
-    /// Whatever a peer sends: the queue pair stays in its state, work completes once, and memory
-    /// that was not offered stays as it is.
+    /// For all bytes of a peer: the queue pair stays in its state, work completes once, and memory
+    /// that was not offered does not change.
     #[test]
     fn uc_10_a_hostile_peer_ends_no_queue_pair(
         ulpdus in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..10),
@@ -611,7 +611,7 @@ fn uc_14_a_shared_queue_supplies_messages() {
     assert_eq!(two.node.received(), [(1, SUCCESS, 4)]);
     let dropped = [&one, &two].map(|peer| peer.node.count(Counter::RxMessageDrops));
     assert_eq!(dropped, [2, 1]);
-    // A receive that a queue pair has taken is flushed with it.
+    // A receive that a queue pair has taken is flushed with the queue pair.
     receives.post(2, &[region.sge(0, 8)]);
     one.send_ulpdu(&send_segment(true, 4, 0, b"too long for it"));
     one.node.set_state(QpState::Err);

@@ -44,7 +44,7 @@ fn vrb_q_02_requests_posted_in_error_are_flushed() {
 
 #[test]
 fn vrb_q_03_disconnecting_when_idle_and_when_busy() {
-    // Idle: FIN at once; with the peer's FIN it is over.
+    // Idle: FIN at once; the peer's FIN ends the connection.
     let mut peer = Scripted::new();
     peer.node.set_state(QpState::Sqd);
     peer.run();
@@ -192,7 +192,7 @@ fn vrb_c_01_completions_come_in_the_order_of_posting() {
     let mut peer = Scripted::new();
     let sink = peer.node.region(64, everything());
     let read = |n: u64| Work::read(n, 5, 0).sge(sink.sge(8 * n as usize, 8));
-    // The requests behind a Read are sent before the Read is answered.
+    // The requests after a Read are sent before the Read is answered.
     for work in [
         read(0),
         Work::send(1),
@@ -474,7 +474,8 @@ fn vrb_s_01_the_limit_is_reported_once_for_each_arming() {
         );
     };
     let mut at_once = Effects::default();
-    // Of eight, less than seven are left with the second message; then nothing is armed.
+    // Of eight receives, fewer than seven are left after the second message; then no limit is
+    // armed.
     shared.arm_limit(7, &mut at_once);
     for (msn, expected) in [(1, 0), (2, 1), (3, 1), (4, 1)] {
         take(msn, expected);
@@ -529,7 +530,7 @@ fn memory_unmapped_before_it_is_sent_is_a_local_error() {
     assert!(wire.is_reset(), "nothing can follow half an FPDU");
 }
 
-/// The request fails also if its message is not completely framed.
+/// The request also fails if its message is not completely framed.
 #[test]
 fn the_request_with_unmapped_memory_fails_not_the_oldest() {
     for len in [5000, 2 << 20] {
@@ -572,7 +573,7 @@ fn unmapped_memory_is_reported_after_what_has_arrived() {
         node.attach(&attachment, Faulty(Box::new(ours), taken));
         node.post(&Work::send(1).inline(b"message"));
         while node.pump() {}
-        // The answer to the Read that confirms it, and FIN.
+        // The answer to the Read that confirms the request, and FIN.
         let answer = fpdu_of(&tagged(0xc1, 0x42, 1, 0, b""));
         assert_eq!(peer.send(&[Piece::of(&answer)]), Ok(answer.len()));
         peer.finish();
@@ -606,7 +607,7 @@ fn malformed_entries_end_the_queue_pair() {
 }
 
 #[test]
-fn a_failed_message_ends_behind_its_last_good_segment() {
+fn a_failed_message_ends_after_its_last_good_segment() {
     let mut peer = Scripted::new();
     let source = peer.node.filled(&pattern(2000));
     let work = Work::send(1).sge(source.sge(0, 2000)).sge(sge(5, 100, 0x7777));

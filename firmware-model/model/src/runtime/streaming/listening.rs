@@ -33,7 +33,8 @@ impl Streams {
         Ok(entry.lid)
     }
 
-    /// The command that made a listener is complete: takes connections from now on.
+    /// Opens a listener when the command that made it is complete: connections are taken from now
+    /// on.
     pub(crate) fn open_listener(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
@@ -61,7 +62,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Takes the connections that wait at a listener, as many as the driver has room for.
+    /// Takes the connections that wait at a listener, up to the driver's limit.
     pub(crate) fn accept(&self, schedule: &Schedule, lid: u32, effects: &mut Effects) {
         let Some(entry) = self.listeners.find(lid) else {
             return;
@@ -73,7 +74,7 @@ impl Streams {
             loop {
                 if entry.pending.load(Ordering::SeqCst) >= entry.limit {
                     entry.paused.store(true, Ordering::SeqCst);
-                    // The driver may have looked at one between the two.
+                    // The driver may have taken a connection between the two lines.
                     if entry.pending.load(Ordering::SeqCst) >= entry.limit {
                         entry.starved.store(false, Ordering::SeqCst);
                         return;
@@ -89,8 +90,7 @@ impl Streams {
                     Ok(Some(stream)) => self.insert(schedule, Some(stream), Some(entry.clone()), false),
                     Ok(None) => break,
                     Err(errno) => {
-                        // Out of descriptors or memory: tried again when the background thread
-                        // looks.
+                        // Out of descriptors or memory: the background thread tries again.
                         entry.paused.store(true, Ordering::SeqCst);
                         refused = Some(errno);
                         break;
@@ -116,7 +116,7 @@ impl Streams {
         }
     }
 
-    /// Takes the connections of listeners that had to leave some; returns whether one still has to.
+    /// Takes connections from listeners that were paused. Returns whether one is still paused.
     pub(crate) fn accept_paused(&self, schedule: &Schedule, effects: &mut Effects) -> bool {
         let paused = |l: &Arc<Listening>| l.paused.load(Ordering::SeqCst);
         let full = |l: &Arc<Listening>| l.pending.load(Ordering::SeqCst) >= l.limit;

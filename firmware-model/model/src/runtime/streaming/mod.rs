@@ -1,7 +1,7 @@
 //! Streams in streaming mode, over which the host runs MPA start-up, and listeners.
 //!
-//! A stream here holds at most one receive of the driver and one unsent frame, and a listener a
-//! bounded number of connections that the driver has not taken: peers cannot make the device grow.
+//! A stream has at most one receive of the driver and one unsent frame, and a listener a bounded
+//! number of connections that the driver has not taken: peers cannot make the device grow.
 
 mod listening;
 
@@ -35,16 +35,16 @@ struct Streaming {
     sid: u32,
     /// The listener that accepted the stream; cleared when the driver first names the stream.
     untouched: Mutex<Option<Arc<Listening>>>,
-    state: Mutex<State>,
+    state: Mutex<StreamingState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct StreamingState {
     /// The stream; `None` after it is attached or closed.
     stream: Option<Box<dyn Stream>>,
     connecting: bool,
-    /// A command on it is not complete yet; its events come later.
-    held: bool,
+    /// A command on the stream is not complete yet; events of the stream are handled after it.
+    command_pending: bool,
     receive: Option<Receive>,
     /// Bytes that the stream has not taken yet.
     unsent: Vec<u8>,
@@ -61,7 +61,7 @@ struct Receive {
 struct Listening {
     lid: u32,
     limit: u32,
-    /// Accepted, and not looked at by the driver.
+    /// Connections that were accepted, and that the driver has not named yet.
     pending: AtomicU32,
     /// Whether connections may wait that were not accepted because there was no room.
     paused: AtomicBool,
@@ -70,7 +70,7 @@ struct Listening {
     listeners: Mutex<Vec<Box<dyn Listener>>>,
 }
 
-/// The status of a command when the network refuses.
+/// The status of a command that the network refuses with `errno`.
 pub(crate) fn status(errno: Errno) -> Status {
     if matches!(errno, Errno::MFILE | Errno::NFILE) {
         // The program only gets ENOMEM.
@@ -88,7 +88,7 @@ pub(crate) fn status(errno: Errno) -> Status {
     }
 }
 
-/// Whether the command itself fails, as opposed to a connection that begins and then ends.
+/// Whether the command itself fails. Otherwise a connection begins and then ends.
 fn is_refusal(errno: Errno) -> bool {
     !matches!(errno, Errno::CONNREFUSED | Errno::CONNRESET | Errno::TIMEDOUT)
 }
@@ -138,10 +138,10 @@ impl Streams {
             Ok(Streaming {
                 sid,
                 untouched: Mutex::new(accepted_by),
-                state: Mutex::new(State {
+                state: Mutex::new(StreamingState {
                     stream,
                     connecting,
-                    held: connecting,
+                    command_pending: connecting,
                     receive: None,
                     unsent: Vec::new(),
                 }),
@@ -172,8 +172,8 @@ impl Streams {
         Ok(entry)
     }
 
-    /// Sends in streaming mode. Bytes that the stream does not take at once are sent later;
-    /// meanwhile there is no other send.
+    /// Sends in streaming mode. Bytes that the stream does not take at once are sent later; no
+    /// other send is possible until then.
     pub(crate) fn send(
         &self,
         schedule: &Schedule,
@@ -191,7 +191,7 @@ impl Streams {
             return Err(Status::Busy);
         }
         state.unsent.extend_from_slice(bytes);
-        // An error shows when the driver receives.
+        // The driver detects an error when it receives.
         let _ = state.flush(sid, now, effects);
         Ok(())
     }
@@ -213,7 +213,7 @@ impl Streams {
             return Err(Status::Busy);
         }
         state.receive = Some(Receive { buffer, arrived: 0 });
-        state.held = true;
+        state.command_pending = true;
         effects.check_stream(sid);
         Ok(())
     }
@@ -243,8 +243,8 @@ impl Streams {
         })
     }
 
-    /// Closes a stream: by RST, or by FIN behind the bytes that were sent. `linger` takes care of
-    /// the second case.
+    /// Closes a stream: by RST, or by FIN after the bytes that were sent. `linger` handles the
+    /// second case.
     pub(crate) fn close(
         &self,
         schedule: &Schedule,
@@ -270,8 +270,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Hands a stream over: RDMA mode begins. `attach` takes the stream unless it fails. Its
-    /// argument is whether the other end belongs to another stream of this device.
+    /// Hands a stream over: RDMA mode begins. `attach` takes the stream unless it fails. The
+    /// argument of `attach` is whether the other end belongs to another stream of this device.
     pub(crate) fn hand_over(
         &self,
         schedule: &Schedule,
@@ -292,8 +292,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Whether a stream of this device in streaming mode has these ends. The result is `false` if
-    /// there is only one stream: those ends are its own.
+    /// Whether a stream of this device in streaming mode has these ends. `false` if there is only
+    /// one stream, which has these ends.
     fn has_stream(&self, ends: Ends) -> bool {
         ends.local.ip() == ends.remote.ip()
             && self.streams.len() > 1
@@ -303,19 +303,18 @@ impl Streams {
     /// Continues a stream after a command on it is complete.
     pub(crate) fn resume(&self, sid: u32, now: Nanos, effects: &mut Effects) {
         if let Some(entry) = self.streams.find(sid) {
-            entry.state.lock().held = false;
+            entry.state.lock().command_pending = false;
             self.poll(sid, now, effects);
         }
     }
 
-    /// Something happened to a stream, or may have happened: continues the stream's current
-    /// operation.
+    /// Continues the current operation of a stream after a possible event.
     pub(crate) fn poll(&self, sid: u32, now: Nanos, effects: &mut Effects) {
         let Some(entry) = self.streams.find(sid) else {
             return;
         };
         let mut state = entry.state.lock();
-        if state.held {
+        if state.command_pending {
             return;
         }
         if state.connecting {
@@ -359,7 +358,7 @@ impl Streams {
         }
     }
 
-    /// Stops all listeners, and lets all streams go in an orderly way, by `linger`.
+    /// Stops all listeners, and closes all streams in an orderly way, by `linger`.
     pub(crate) fn close_all(&self, linger: impl Fn(Box<dyn Stream>, Vec<u8>)) {
         for entry in self.listeners.drain() {
             entry.listeners.lock().clear();
@@ -390,13 +389,13 @@ impl Streams {
     }
 }
 
-impl State {
+impl StreamingState {
     /// The addresses of this end and of the peer's end.
     fn ends(&self) -> Option<Ends> {
         self.stream.as_ref().map(|stream| stream.ends())
     }
 
-    /// Sends the remaining bytes, and what is late in the stream.
+    /// Sends the remaining bytes, and lets delayed bytes of the stream continue.
     fn flush(&mut self, sid: u32, now: Nanos, effects: &mut Effects) -> Result<(), Errno> {
         self.advance(sid, now, effects);
         self.flush_unsent()?;
@@ -425,8 +424,8 @@ impl State {
         Ok(())
     }
 
-    /// Continues the receive. Its event reports how many bytes arrived, and the errno if the stream
-    /// failed.
+    /// Continues the receive. The event of the receive reports how many bytes arrived, and the
+    /// errno if the stream failed.
     fn fill(&mut self, sid: u32, effects: &mut Effects) {
         let (Some(stream), Some(receive)) = (&mut self.stream, &mut self.receive) else {
             return;

@@ -5,7 +5,7 @@ use super::layout::Direction;
 use super::local_peer::LocalPeer;
 use super::notification::{PeerPage, Slot};
 use super::processors::Processors;
-use super::ring::{Receiver, Sender};
+use super::ring::{RingReceiver, RingSender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::stream::StreamError;
 use rustix::io::Errno;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub(in crate::stream) struct Connection {
     memory: Arc<SharedMemory>,
     outgoing: Direction,
-    sender: Sender,
-    receiver: Receiver,
+    sender: RingSender,
+    receiver: RingReceiver,
     slot: Slot,
     peer: Arc<PeerPage>,
     /// The connection's place in the peer's notification page.
@@ -38,8 +38,8 @@ impl Connection {
     ) -> Connection {
         let memory = Arc::new(memory);
         Connection {
-            sender: Sender::new(memory.clone(), outgoing),
-            receiver: Receiver::new(memory.clone(), outgoing.other()),
+            sender: RingSender::new(memory.clone(), outgoing),
+            receiver: RingReceiver::new(memory.clone(), outgoing.other()),
             memory,
             outgoing,
             slot,

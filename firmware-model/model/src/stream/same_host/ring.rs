@@ -84,7 +84,7 @@ fn broken() -> StreamError {
 
 /// The sender's end.
 #[derive(Debug)]
-pub(super) struct Sender {
+pub(super) struct RingSender {
     place: Place,
     tail: u64,
     /// The head when it was last read.
@@ -94,9 +94,9 @@ pub(super) struct Sender {
     next_length: usize,
 }
 
-impl Sender {
-    pub(super) fn new(memory: Arc<SharedMemory>, direction: Direction) -> Sender {
-        Sender {
+impl RingSender {
+    pub(super) fn new(memory: Arc<SharedMemory>, direction: Direction) -> RingSender {
+        RingSender {
             place: Place::new(&memory, direction),
             tail: 0,
             head: 0,
@@ -106,11 +106,11 @@ impl Sender {
     }
 
     /// Like [`new`](Self::new), with the longest ring from the beginning.
-    pub(super) fn at_full_length(memory: Arc<SharedMemory>, direction: Direction) -> Sender {
-        Sender {
+    pub(super) fn at_full_length(memory: Arc<SharedMemory>, direction: Direction) -> RingSender {
+        RingSender {
             length: MOST,
             next_length: MOST,
-            ..Sender::new(memory, direction)
+            ..RingSender::new(memory, direction)
         }
     }
 
@@ -253,7 +253,7 @@ impl Sender {
 
 /// The receiver's end.
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(super) struct RingReceiver {
     place: Place,
     head: u64,
     /// The tail when it was last read.
@@ -261,9 +261,9 @@ pub(super) struct Receiver {
     length: usize,
 }
 
-impl Receiver {
-    pub(super) fn new(memory: Arc<SharedMemory>, direction: Direction) -> Receiver {
-        Receiver {
+impl RingReceiver {
+    pub(super) fn new(memory: Arc<SharedMemory>, direction: Direction) -> RingReceiver {
+        RingReceiver {
             place: Place::new(&memory, direction),
             head: 0,
             tail: 0,

@@ -19,7 +19,7 @@ use super::layout::Direction;
 use super::messages::{Greeting, LocalSocket};
 use super::notification::{NotificationPage, PeerPage, Slot};
 use super::port_names::{LocalListener, PortNames, Protocol};
-use super::ring::{Receiver, Sender};
+use super::ring::{RingReceiver, RingSender};
 use super::{layout, messages};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::memory::reserve;
@@ -234,7 +234,7 @@ impl DatagramPort {
         };
         tracing::debug!(%destination, "datagrams to this port pass through memory");
         let outbound = Outbound {
-            sender: Sender::at_full_length(memory.clone(), Direction::FromInitiator),
+            sender: RingSender::at_full_length(memory.clone(), Direction::FromInitiator),
             memory,
             by_udp,
             socket,
@@ -338,8 +338,8 @@ impl DatagramPort {
         // The offer came right before the sender's first datagram.
         let counted = packets.iter().filter(|packet| packet.source == sender).count();
         self.inbound.push(Inbound {
-            receiver: Receiver::new(memory.clone(), Direction::FromInitiator),
-            back: Sender::new(memory, Direction::FromResponder),
+            receiver: RingReceiver::new(memory.clone(), Direction::FromInitiator),
+            back: RingSender::new(memory, Direction::FromResponder),
             socket,
             slot,
             sender,
@@ -356,10 +356,10 @@ impl DatagramPort {
 /// A ring from another port.
 #[derive(Debug)]
 struct Inbound {
-    receiver: Receiver,
+    receiver: RingReceiver,
     /// The sender of the other direction. It sends no bytes; its end shows that this receiver has
     /// ended.
-    back: Sender,
+    back: RingSender,
     socket: LocalSocket,
     slot: Slot,
     sender: SocketAddr,
@@ -435,7 +435,7 @@ impl Drop for Inbound {
 /// A ring to another port.
 #[derive(Debug)]
 struct Outbound {
-    sender: Sender,
+    sender: RingSender,
     memory: Arc<SharedMemory>,
     /// Datagrams that went by UDP since the offer.
     by_udp: u32,
@@ -492,7 +492,7 @@ impl Outbound {
 
     /// Whether the receiver has closed its port.
     fn is_left(&self) -> bool {
-        Receiver::is_marked_left(&self.memory, Direction::FromResponder)
+        RingReceiver::is_marked_left(&self.memory, Direction::FromResponder)
     }
 }
 

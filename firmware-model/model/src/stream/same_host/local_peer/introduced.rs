@@ -45,7 +45,7 @@ impl LocalPeer {
 
     /// Ends the introduction if the peer's part in it has come.
     #[inline]
-    pub(crate) fn look_for_introduction(&mut self) {
+    pub(crate) fn check_introduction(&mut self) {
         if self.process.get().is_none() {
             self.introduce_if_due();
         }

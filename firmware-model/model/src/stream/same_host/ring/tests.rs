@@ -5,12 +5,12 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
 
-fn ends() -> (Arc<SharedMemory>, Sender, Receiver) {
+fn ends() -> (Arc<SharedMemory>, RingSender, RingReceiver) {
     let memory = Arc::new(SharedMemory::create("ring", MEMORY).unwrap().0);
     let direction = Direction::FromResponder;
     let (sender, receiver) = (
-        Sender::new(memory.clone(), direction),
-        Receiver::new(memory.clone(), direction),
+        RingSender::new(memory.clone(), direction),
+        RingReceiver::new(memory.clone(), direction),
     );
     (memory, sender, receiver)
 }
@@ -140,7 +140,7 @@ fn a_single_short_message_is_taken_from_the_inline_copy() {
     let (memory, mut sender, mut receiver) = ends();
     let ring = FIRST_RINGS.of(Direction::FromResponder);
     let mut into = [0; 2 * INLINE_COPY_MAX];
-    let mut receive = |receiver: &mut Receiver, room: usize| {
+    let mut receive = |receiver: &mut RingReceiver, room: usize| {
         let (received, _) = receiver.receive(&mut [PieceMut::of(&mut into[..room])]).unwrap();
         into[..received].to_vec()
     };

@@ -8,7 +8,7 @@ use crate::stream::same_host::layout::Direction;
 use crate::stream::same_host::layout::MEMORY;
 use crate::stream::same_host::messages::{Disclosure, Greeting, Message};
 use crate::stream::same_host::notification::{MEMORY as PAGE, NotificationPage, PeerPage, SLOTS};
-use crate::stream::same_host::ring::{Receiver, Sender};
+use crate::stream::same_host::ring::{RingReceiver, RingSender};
 use rustix::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,8 +56,8 @@ pub(crate) fn same_host(data: &[u8]) {
     };
     let slots: Vec<_> = (0..70).filter_map(|_| notifications.slot()).collect();
     slots.iter().for_each(|slot| slot.bind(slot.number + 1));
-    let mut sender = Sender::new(connection.clone(), Direction::FromInitiator);
-    let mut receiver = Receiver::new(connection.clone(), Direction::FromResponder);
+    let mut sender = RingSender::new(connection.clone(), Direction::FromInitiator);
+    let mut receiver = RingReceiver::new(connection.clone(), Direction::FromResponder);
     let mut bytes = vec![0u8; 1 << 20];
     while !source.is_empty() {
         match source.byte() % 8 {
