@@ -13,13 +13,18 @@ pub struct Network {
 
 impl Network {
     /// Reads `192.0.2.0/24`, `fd00::/8`, `192.0.2.7`; `None` if the text is neither a network nor
-    /// an address, or has bits set after the prefix.
+    /// an address, has bits set after the prefix, or is an IPv4-mapped address: those are written
+    /// as IPv4.
     pub fn parse(text: &str) -> Option<Network> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits.parse().ok()?)),
             None => (text, None),
         };
         let address: IpAddr = address.parse().ok()?;
+        // Addresses are compared in their own family (`contains`).
+        if address != address.to_canonical() {
+            return None;
+        }
         let network = Network::of(address, bits)?;
         (network.address == address).then_some(network)
     }

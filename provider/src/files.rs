@@ -40,7 +40,8 @@ pub(crate) fn append(path: &Path, text: &[u8]) -> Result<(), Errno> {
 
 /// Checks that this file may be created, or exists and may be written.
 ///
-/// # Errors The reason: `ENOENT` if there is no such folder.
+/// # Errors
+/// Those of access(2), and `ENOENT` if there is no such folder.
 pub(crate) fn check(path: &Path) -> Result<(), Errno> {
     match access(path, Access::WRITE_OK) {
         Err(Errno::NOENT) => {

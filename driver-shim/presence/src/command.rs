@@ -51,8 +51,10 @@ pub unsafe fn write(fd: RawFd, bytes: *const u8, length: usize) -> Option<Result
     if bytes.is_null() {
         return Some(Err(Errno::FAULT));
     }
-    // SAFETY: the caller promises `length` readable bytes.
-    let command = unsafe { std::slice::from_raw_parts(bytes, length) };
+    // The length of a known command, and one byte more to tell a longer one.
+    let known = length.min(size_of::<CreateCompChannel>() + 1);
+    // SAFETY: the caller promises `length` readable bytes, which are at least these.
+    let command = unsafe { std::slice::from_raw_parts(bytes, known) };
     let executed = execute(command).map(|(fd, response)| {
         // SAFETY: the program gave this address for the response.
         unsafe { response.write_unaligned(fd as u32) };

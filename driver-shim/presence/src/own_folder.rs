@@ -157,7 +157,8 @@ impl AsFd for OwnFolder {
 
 /// Checks that no other user can rename files in this home.
 ///
-/// # Errors The user who can.
+/// # Errors
+/// [`Refusal`] names the user who can.
 pub fn safe_home(home: &Path) -> Result<(), Refusal> {
     opened_home(home).map(drop)
 }

@@ -125,7 +125,8 @@ impl Regions {
     /// The address of an element of a request in this process, if it is in the program's own
     /// memory.
     ///
-    /// # Errors The fault of the element.
+    /// # Errors
+    /// What is wrong with the element.
     pub(super) fn place(
         &self,
         pd: u32,

@@ -72,7 +72,8 @@ impl HostProcess {
 /// Checks that the system permits this process to access the memory of another (ptrace(2), "Ptrace
 /// access mode checking"; seccomp(2)).
 ///
-/// # Errors It does not.
+/// # Errors
+/// That of process_vm_readv(2), if it is not permitted.
 pub(crate) fn may_be_accessed(number: Pid) -> Result<(), Errno> {
     // Nothing is mapped at 0.
     match process_memory::read(number, 0, &mut [0]) {

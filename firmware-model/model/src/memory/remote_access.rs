@@ -11,10 +11,8 @@
 //! A revocation changes the entry (or the permit) and then waits for the hazard flags that are set.
 //! A peer that sets its flag later finds the change. The revocation does not wait for a peer that
 //! was stopped or killed: if it had not entered the system call, it will not do so with the old
-//! permission, and inside the call it cannot be stopped; a plain copy, of memory that both have
-//! mapped, does not continue with the old permission either. Peers are processes of the same user
-//! that may trace this one: a peer that never clears its flag delays one revocation, by
-//! [`PATIENCE`].
+//! permission, and inside the call it cannot be stopped. Peers are processes of the same user that
+//! may trace this one: a peer that never clears its flag delays one revocation, by [`PATIENCE`].
 
 use super::backing::Place;
 use super::entry::{Entry, MemoryAccess, Need};

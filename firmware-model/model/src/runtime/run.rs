@@ -67,7 +67,7 @@ impl Qp {
             && inner.has_input()
             && !inner.engine.has_parked();
         let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
-        let found_nothing = only_polls && is_drained && !arrived(env.moved) && !has_room && due.is_none();
+        let found_nothing = only_polls && is_drained && !arrived(env.moved) && !has_room && !inner.delays;
         if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
             return false;
         }

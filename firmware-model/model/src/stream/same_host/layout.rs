@@ -71,7 +71,7 @@ pub(super) struct EndWords {
     pub(super) written: AtomicU64,
     /// Bytes that it has read from there.
     pub(super) read: AtomicU64,
-    guard_reserved: [u64; 5],
+    hazard_reserved: [u64; 5],
     /// The accesses that the other end may make to this end's memory.
     pub(super) permit: AtomicU64,
     /// The number of the end's queue pair.
