@@ -115,7 +115,7 @@ pub(super) fn close(addr: usize, len: usize, request: Watched) -> Option<usize> 
     if !fault::is_in_place(libc::SIGSEGV) {
         return None;
     }
-    fault::watch(on_fault);
+    fault::watch(&ON_FAULT);
     let free = |range: &Range| {
         range
             .len
@@ -224,6 +224,8 @@ fn protect(start: usize, len: usize, flags: MprotectFlags) -> bool {
     // the device, which places nothing there, and the handler opens them for anybody else.
     unsafe { mprotect(std::ptr::without_provenance_mut(start), len, flags) }.is_ok()
 }
+
+static ON_FAULT: fault::Watch = on_fault;
 
 /// Whether a fault was for a closed page, which is open now; other pages of the request stay
 /// closed.

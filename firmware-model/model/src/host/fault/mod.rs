@@ -192,9 +192,9 @@ fn wanted(signal: c_int) -> Option<&'static Wanted> {
 }
 
 /// Names the function by which the handler is installed, where sigaction(2) itself is interposed by
-/// us.
+/// us. The first function that is named stays.
 pub fn set_action_by(set_action: SetAction) {
-    SET_ACTION.set(set_action);
+    SET_ACTION.get_or_init(|| set_action);
 }
 
 /// Sets the kernel's action for a signal and returns the one before; `None` if that is refused.
@@ -313,8 +313,8 @@ pub type Watch = fn(Fault) -> bool;
 static WATCH: Published<Watch> = Published::new();
 
 /// Calls `watch` at each fault from now on. It runs in a signal handler.
-pub fn watch(watch: Watch) {
-    WATCH.set(watch);
+pub fn watch(watch: &'static Watch) {
+    WATCH.refer_to(watch);
 }
 
 fn watched(addr: usize, context: *mut c_void) -> bool {
