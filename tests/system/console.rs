@@ -222,7 +222,7 @@ fn a_wrong_argument_is_one_line_that_names_it() {
             "serve --socket /no/such/folder/s".into(),
             "there is no folder /no/such/folder",
         ),
-        (format!("serve --socket {}", toml.display()), "no socket"),
+        (format!("serve --socket {}", toml.display()), "not a socket"),
         ("serve --socket s --addr foo".into(), "foo is no IP address"),
         (
             "serve --socket s --addr 203.0.113.1".into(),
