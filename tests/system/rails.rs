@@ -46,6 +46,8 @@ fn tests(folder: &Folder, file: impl AsRef<Path>) -> Program {
         .line("-m pytest -q -p no:cacheprovider -p urnic.pytest_plugin")
         .arg(tree().join(file))
         .env("PYTHONPATH", folder.path())
+        // Where pytest makes its temporary folders, instead of one in /tmp named for the user.
+        .env("PYTEST_DEBUG_TEMPROOT", folder.path())
         .env("PYTHONDONTWRITEBYTECODE", "1")
 }
 
