@@ -42,7 +42,7 @@ impl Pages {
         Pages::reserved_near(0, len)
     }
 
-    /// Maps `len` bytes without rights at `address`, or elsewhere if that is not free.
+    /// Maps `len` bytes without rights at `address`, or at another one if that is not free.
     ///
     /// # Errors
     /// Those of mmap(2).
@@ -59,8 +59,8 @@ impl Pages {
     /// # Errors
     /// Those of mmap(2).
     pub fn anonymous(len: usize, rights: ProtFlags, flags: MapFlags) -> Result<Pages, Errno> {
-        // SAFETY: `elsewhere`: the new mapping replaces no other one.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), len, rights, elsewhere(flags)) }?;
+        // SAFETY: `replacing_none`: the new mapping replaces no other one.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), len, rights, replacing_none(flags)) }?;
         Pages::of(start, len)
     }
 
@@ -198,7 +198,7 @@ impl Pages {
 }
 
 /// The flags without those that let a mapping replace another one.
-fn elsewhere(flags: MapFlags) -> MapFlags {
+fn replacing_none(flags: MapFlags) -> MapFlags {
     flags.difference(MapFlags::FIXED)
 }
 

@@ -455,7 +455,8 @@ impl SendQueue {
         self.block_offset() + OPERANDS + entry.operand_len
     }
 
-    /// Shows an entry to what looks at the requests. What it fetches may have to go elsewhere.
+    /// Passes an entry to the observers of requests (`strict`, `trace`). `strict` may redirect the
+    /// bytes that a Read fetches.
     #[cold]
     fn show(&mut self, entry: &mut Entry) {
         let Some(opcode) = entry.opcode() else { return };

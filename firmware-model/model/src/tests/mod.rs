@@ -8,7 +8,6 @@ mod completions;
 mod datagrams;
 #[cfg(target_arch = "x86_64")]
 mod direct;
-mod elsewhere;
 mod fill;
 mod gather;
 mod large;
@@ -22,6 +21,7 @@ mod same_device;
 mod same_host;
 mod solicited;
 mod streams;
+mod unmapped;
 mod virtual_time;
 
 use crate::testing::mock::End;

@@ -2,8 +2,7 @@
 
 mod local_peer;
 
-use super::confirmation;
-use super::confirmation::{ANY_STAG, Confirmation};
+use super::confirmation::{self, ANY_STAG, Confirmation};
 use super::terminate::OffendingRequest;
 use crate::counters::Counter;
 use crate::llp::mpa::{FpduSender, MAX_SHORT};
@@ -15,8 +14,7 @@ use crate::stream::Stream;
 use crate::stream::same_host::LocalPeer;
 use crate::transport::Env;
 use crate::transport::completions::Completions;
-use crate::transport::placement;
-use crate::transport::placement::Cursor;
+use crate::transport::placement::{self, Cursor};
 use crate::tuning::ACCESS_MAX;
 use std::collections::VecDeque;
 use std::sync::{Arc, Once};
