@@ -159,7 +159,7 @@ impl Streams<'_> {
         let reliable = attach::STALL_ON_EMPTY_RQ | attach::PEER_MAY_CLOSE;
         Ok(match delivered {
             false => reliable,
-            true => reliable | attach::DELIVERED | attach::SPARE_READ | attach::CONFIRMATION,
+            true => reliable | attach::DELIVERED | attach::SPARE_READ,
         })
     }
 

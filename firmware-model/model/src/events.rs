@@ -144,6 +144,8 @@ bitflags! {
         const ATTACHED = 1 << 8;
         /// The peer, a queue pair of this device, has processed more of what was sent.
         const PEER_PROGRESS = 1 << 9;
+        /// Confirm the peer's messages, unless a message has done so.
+        const CONFIRM = 1 << 11;
         /// Check again whether something was requested.
         const AGAIN = 1 << 10;
     }

@@ -115,6 +115,11 @@ pub(crate) const DATAGRAM_RX_BATCHES: usize = 16;
 /// the second stays empty, which shows that there are no more.
 pub(crate) const DATAGRAM_FIRST_BATCH: usize = 2;
 
+/// Messages of the peer that are confirmed without waiting for a message to it: a quarter of a send
+/// queue of 128, which many programs have.
+pub(crate) const CONFIRMED_MESSAGES: u32 = 32;
+/// Bytes of the peer that are confirmed without waiting for a message to it.
+pub(crate) const CONFIRMED_BYTES: u64 = 128 << 10;
 /// Bytes sent since the last Read request that require another one for confirmation, although there
 /// is more to send.
 pub(crate) const UNCONFIRMED_MAX: u64 = 256 << 10;

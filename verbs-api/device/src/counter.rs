@@ -99,4 +99,9 @@ counters! {
     /// Doorbells that reached no queue, and had no effect: of an unknown kind, for a number that no
     /// queue of this page has (any more), or in a slot of no queue.
     InvalidDoorbells = "invalid_doorbells",
+    /// Confirmations sent: Writes of length zero that tell the peer how far its messages are
+    /// processed.
+    TxConfirmations = "tx_confirmations",
+    /// Confirmations received.
+    RxConfirmations = "rx_confirmations",
 }

@@ -174,17 +174,12 @@ pub mod attach {
     pub const STALL_AT_FIRST: u32 = 256;
     /// Sends, Writes and immediates complete when the peer has placed or delivered them, which the
     /// answer to a later Read of the same queue pair shows (RFC 5040 §5.5). Where the program posts
-    /// none, the device sends Reads of length zero. Without this flag they complete when the
-    /// stream has taken them.
+    /// none, the device sends Reads of length zero, until the peer shows that it confirms unasked.
+    /// Without this flag they complete when the stream has taken them.
     pub const DELIVERED: u32 = 512;
     /// The device accepts one inbound Read more than `ird`, for a peer that attached with
     /// [`DELIVERED`].
     pub const SPARE_READ: u32 = 1024;
-    /// The peer takes confirmations: Read Responses of length zero to STag 1, whose offset is the
-    /// position in the stream up to which everything is processed. It gets one when a message
-    /// waits for a receive, and before the FIN. Without the flag, a peer shows that by a Read of
-    /// length zero with the mark of such a device.
-    pub const CONFIRMATION: u32 = 2048;
 }
 
 /// Values of `Endpoints::input`: the result that a receive would have.

@@ -514,6 +514,21 @@ impl Service {
         }
     }
 
+    #[inline]
+    pub(crate) fn owes_confirmation(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.owes_confirmation(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    pub(crate) fn confirm_alone(&mut self, idle: bool) -> bool {
+        match self {
+            Service::Connected(engine) => engine.confirm_alone(idle),
+            Service::Datagrams(_) => false,
+        }
+    }
+
     pub(crate) fn modify(
         &mut self,
         change: &QpChange,

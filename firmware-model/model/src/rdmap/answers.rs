@@ -47,10 +47,8 @@ pub(super) struct Answers {
     queue: VecDeque<Request>,
     /// The maximum number of requests at a time: the buffers of queue 1 (RFC 5040 §5.2.2).
     pub(super) ird: u32,
-    /// Reads beyond `ird`, for the peer's confirmations.
+    /// Reads beyond `ird`, by which the peer confirms its messages.
     pub(super) spare: u32,
-    /// The peer accepts a confirmation.
-    pub(super) takes_confirmations: bool,
     /// MSN of the next request on queue 1.
     pub(super) msn: u32,
     /// MSN of the next answer on queue 3.
@@ -63,7 +61,6 @@ impl Answers {
             queue: VecDeque::new(),
             ird: 0,
             spare: 0,
-            takes_confirmations: false,
             msn: 1,
             response_msn: 1,
         }

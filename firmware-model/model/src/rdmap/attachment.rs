@@ -63,8 +63,6 @@ pub struct Attachment {
     pub delivered: bool,
     /// One inbound Read more than `ird` is accepted.
     pub spare_read: bool,
-    /// The peer accepts a confirmation.
-    pub confirmation: bool,
     /// Most outstanding outbound Reads and atomics of the program.
     pub ord: u32,
     /// Most outstanding outbound Reads and atomics that the peer accepts; 0 = `ord`.
@@ -111,8 +109,7 @@ impl TryFrom<&Attach> for Attachment {
             | attach::STALL_AT_FIRST
             | attach::FENCE_OPEN
             | attach::DELIVERED
-            | attach::SPARE_READ
-            | attach::CONFIRMATION;
+            | attach::SPARE_READ;
         let flags = arguments.flags.get();
         let has = |flag| flags & flag != 0;
         let rtr_send = Rtr::from_raw(arguments.rtr_send.get())?;
@@ -140,7 +137,6 @@ impl TryFrom<&Attach> for Attachment {
             fence_open: has(attach::FENCE_OPEN),
             delivered: has(attach::DELIVERED),
             spare_read: has(attach::SPARE_READ),
-            confirmation: has(attach::CONFIRMATION),
             ord: arguments.ord.get(),
             ord_limit: arguments.ord_limit.get(),
             ird: arguments.ird.get(),

@@ -3,25 +3,27 @@
 //!
 //! RFC 5040 lets a Send or Write complete once the lower layer has taken it. With
 //! `completion=delivered` it completes when the peer has placed or delivered it, which this end
-//! learns from one of two sources:
+//! learns from one of three sources:
 //!
 //! | peer | source |
 //! |---|---|
-//! | any | the answer to a Read: a peer answers after it has placed and delivered all that was sent before the request (RFC 5040 §5.5); or a confirmation, a message of a peer that cannot answer a Read in time |
+//! | another urnic | its [confirmations](super::confirming), which it sends unasked |
+//! | any other | the answer to a Read: a peer answers after it has placed and delivered all that was sent before the request (RFC 5040 §5.5) |
 //! | a process of this host that shares memory | a word there |
 //!
 //! In addition to these sources, and with `completion=taken` as well, a request waits until a peer
 //! on the same device has counted it as processed.
 //!
-//! Where the program posts no Read, the requester sends one of its own, of length zero: at most one
-//! at a time, when nothing else is to be sent or much is unconfirmed.
+//! A connection begins with Reads. Where the program posts none, the requester sends one of its
+//! own, of length zero: at most one at a time, when nothing else is to be sent or much is
+//! unconfirmed.
+//! This Read also announces that this end takes confirmations. A peer that understands it sends a
+//! confirmation, and from then on the requester sends no Reads of its own.
 
 use crate::stream::same_host::ProcessedWord;
 use crate::tuning::UNCONFIRMED_MAX;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use urnic_wire::ddp::TaggedHeader;
-use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 
 /// The source of a request's completion after the stream has taken the request. With each source,
 /// the request also waits for a peer on the same device.
@@ -32,6 +34,8 @@ enum Source {
     Stream,
     /// The answers to Reads.
     Reads,
+    /// The peer's confirmations.
+    Messages,
     /// The word in memory that the local peer shares.
     Word,
 }
@@ -43,7 +47,7 @@ pub(super) struct Confirmation {
     source: Source,
     /// A completion proves that the peer has the message, also at the end of the connection.
     delivered: bool,
-    reads: ReadPositions,
+    positions: Positions,
     /// The word in which a local peer counts the bytes that it has processed.
     word: Option<ProcessedWord>,
     /// The word's value when it was last read, at most the number of bytes that the stream had
@@ -54,9 +58,9 @@ pub(super) struct Confirmation {
     same_device: Option<PeerProgress>,
 }
 
-/// The positions of messages that Reads have confirmed, or must still confirm.
+/// The positions of messages that the peer has confirmed, or must still confirm.
 #[derive(Debug, Default)]
-struct ReadPositions {
+struct Positions {
     /// The end of the last message.
     sent: u64,
     /// The end of the last message that the program expects a completion of.
@@ -69,30 +73,26 @@ struct ReadPositions {
     own: Option<u64>,
     /// Unsignalled messages must be confirmed as well: the queue pair closes.
     all: bool,
-    /// The peer does not know yet that we accept confirmations: the requester's own Read informs
-    /// it. Until that Read is sent, unsignalled messages must be confirmed as well.
-    uninformed: bool,
+    /// The requester has sent a Read of its own, so the peer knows that this end takes
+    /// confirmations. Until then, unsignalled messages must be confirmed as well.
+    announced: bool,
 }
 
 impl Confirmation {
     /// For a new connection. `delivered`: requests complete when the peer has processed them.
-    /// `is_informed`: the peer knows that we accept confirmations.
-    pub(super) fn new(delivered: bool, is_informed: bool) -> Confirmation {
-        let mut new = Confirmation {
+    pub(super) fn new(delivered: bool) -> Confirmation {
+        Confirmation {
             delivered,
+            source: if delivered { Source::Reads } else { Source::Stream },
             ..Confirmation::default()
-        };
-        if delivered {
-            (new.source, new.reads.uninformed) = (Source::Reads, !is_informed);
         }
-        new
     }
 
     /// Uses `word`, in which the local peer counts processed bytes, so that no Reads are needed.
     /// Returns whether requests complete by it.
     pub(super) fn use_word(&mut self, word: ProcessedWord) -> bool {
         self.word = Some(word);
-        if self.source == Source::Reads {
+        if matches!(self.source, Source::Reads | Source::Messages) {
             self.source = Source::Word;
         }
         self.source == Source::Word
@@ -108,7 +108,7 @@ impl Confirmation {
     pub(super) fn upto(&self, taken: u64) -> u64 {
         let confirmed = match (self.source, &self.word) {
             (Source::Stream, _) | (Source::Word, None) => taken,
-            (Source::Reads, _) => taken.min(self.reads.confirmed),
+            (Source::Reads | Source::Messages, _) => taken.min(self.positions.confirmed),
             // The value is untrusted: a hostile local peer may write anything at any time.
             (Source::Word, Some(word)) => taken.min(word.read()),
         };
@@ -136,7 +136,7 @@ impl Confirmation {
     pub(super) fn is_all(&self, taken: u64) -> bool {
         match (self.source, &self.word) {
             (Source::Stream, _) | (Source::Word, None) => true,
-            (Source::Reads, _) => self.reads.confirmed >= self.reads.sent,
+            (Source::Reads | Source::Messages, _) => self.positions.confirmed >= self.positions.sent,
             (Source::Word, Some(word)) => word.read() >= taken,
         }
     }
@@ -165,10 +165,10 @@ impl Confirmation {
         self.same_device.as_ref().is_some_and(PeerProgress::is_tracked)
     }
 
-    /// Reads are not needed while a peer on this device counts what it has processed.
+    /// No message has to confirm while a peer on this device counts what it has processed.
     #[inline]
     pub(super) fn prefer_same_device(&mut self) {
-        if self.is_by_reads() && self.is_same_device() {
+        if matches!(self.source, Source::Reads | Source::Messages) && self.is_same_device() {
             self.source = Source::Stream;
         }
     }
@@ -204,7 +204,7 @@ impl Confirmation {
 
     /// The queue pair closes: unsignalled messages are confirmed, too.
     pub(super) fn confirm_all(&mut self) {
-        self.reads.all = true;
+        self.positions.all = true;
     }
 }
 
@@ -252,110 +252,89 @@ impl Confirmation {
     }
 }
 
-// Reads that confirm.
+// Reads and messages that confirm.
 
 impl Confirmation {
     /// Notes that a message was sent that ends at `position`.
     #[inline]
     pub(super) fn sent(&mut self, position: u64, signaled: bool) {
-        self.reads.sent = position;
+        self.positions.sent = position;
         if signaled {
-            self.reads.signaled = position;
+            self.positions.signaled = position;
         }
     }
 
     /// Notes that a Read or atomic request was sent that ends at `position`.
     pub(super) fn requested(&mut self, position: u64) {
-        self.reads.covered = position;
+        self.positions.covered = position;
     }
 
     /// Notes that the requester's own Read was sent; it ends at `position`.
     pub(super) fn own_read_sent(&mut self, position: u64) {
         self.requested(position);
-        (self.reads.own, self.reads.uninformed) = (Some(position), false);
+        (self.positions.own, self.positions.announced) = (Some(position), true);
     }
 
     /// Notes that the request that ended at `position` was answered.
     pub(super) fn answered(&mut self, position: u64) {
         self.confirmed(position);
-        if self.reads.own == Some(position) {
-            self.reads.own = None;
+        if self.positions.own == Some(position) {
+            self.positions.own = None;
         }
     }
 
-    /// Notes that the peer has processed all bytes up to `position`, by an answer or a confirmation
-    /// of its own.
-    pub(super) fn confirmed(&mut self, position: u64) {
-        self.reads.confirmed = self.reads.confirmed.max(position);
+    /// Notes a confirmation of the peer: it has processed all bytes up to `position`, and will
+    /// confirm the next ones unasked.
+    pub(super) fn received(&mut self, position: u64) {
+        if self.source == Source::Reads {
+            self.source = Source::Messages;
+        }
+        self.confirmed(position);
+    }
+
+    /// Notes that the peer has processed all bytes up to `position`.
+    fn confirmed(&mut self, position: u64) {
+        self.positions.confirmed = self.positions.confirmed.max(position);
     }
 
     /// The number of Reads of the requester's own that are in flight.
     #[inline]
     pub(super) fn own_reads(&self) -> usize {
-        usize::from(self.reads.own.is_some())
+        usize::from(self.positions.own.is_some())
     }
 
     /// Whether messages wait for a Read that was not sent yet.
     #[inline]
     pub(super) fn is_read_wanted(&self) -> bool {
-        let reads = &self.reads;
-        let last = match reads.all || reads.uninformed {
-            true => reads.sent,
-            false => reads.signaled,
+        let positions = &self.positions;
+        let last = match positions.all || !positions.announced {
+            true => positions.sent,
+            false => positions.signaled,
         };
-        self.is_by_reads() && reads.own.is_none() && reads.covered < last
+        self.is_by_reads() && positions.own.is_none() && positions.covered < last
     }
 
     /// Whether enough bytes are unconfirmed to send a Read before the next message; `half_used`: at
     /// least half of the send queue waits for completion.
     #[inline]
     pub(super) fn is_read_due(&self, half_used: bool) -> bool {
-        let reads = &self.reads;
+        let positions = &self.positions;
         self.is_by_reads()
-            && reads.own.is_none()
-            && reads.covered < reads.sent
-            && (half_used || reads.sent - reads.covered >= UNCONFIRMED_MAX)
+            && positions.own.is_none()
+            && positions.covered < positions.sent
+            && (half_used || positions.sent - positions.covered >= UNCONFIRMED_MAX)
     }
 
     /// The position in the stream at which the last message ends.
     #[inline]
     pub(super) fn last_sent(&self) -> u64 {
-        self.reads.sent
+        self.positions.sent
     }
 }
-
-// The confirmation message. An end sends it to a peer that understands it, for bytes that no Read
-// may confirm in time: a Read Response of length zero that answers no Read (design: completions).
 
 /// STag in zero-length messages of our own: some hardware faults on 0, though no peer may check it
 /// (row EMPA-20).
 pub(super) const ANY_STAG: u32 = 1;
-
-/// Source offset of the Reads of length zero that confirm messages: an end that sends it accepts a
-/// last confirmation.
-pub(super) const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
-
-/// The header of a confirmation: all bytes of the peer up to `position` are processed.
-pub(super) fn header(position: u64) -> TaggedHeader {
-    TaggedHeader {
-        last: true,
-        rsvd_ulp: Control::from(Opcode::ReadResponse).byte(),
-        stag: ANY_STAG,
-        to: position,
-    }
-}
-
-/// Whether a Read Response with this header and `len` bytes is a confirmation. The Response to
-/// a Read of ours of length zero has the offset 0.
-#[inline]
-pub(super) fn is_confirmation(header: &TaggedHeader, len: usize) -> bool {
-    header.last && len == 0 && header.stag == ANY_STAG && header.to != 0
-}
-
-/// Whether the peer that sent this request accepts a confirmation.
-pub(super) fn is_taken_by_sender_of(request: &ReadRequest) -> bool {
-    request.size == 0 && request.source_stag == ANY_STAG && request.source_to == MARK
-}
 
 // A peer on the same device.
 //

@@ -1,8 +1,10 @@
 //! The order of framing: work requests and answers alternate, message by message.
 
 use super::answers::Answered;
+use super::confirming;
 use super::inbound::Rdmap;
-use super::requester::Step;
+use super::requester::{Requester, Step};
+use super::responder::Responder;
 use super::terminate::Outgoing;
 use crate::counters::Counter;
 use crate::llp::Llp;
@@ -62,10 +64,15 @@ impl Rdmap {
             answered_last,
             ..
         } = self;
-        let answers = &mut responder.answers;
         while llp.has_room() && *budget > 0 && !env.is_stopped() {
             let before = llp.sealed();
             let within_send = requester.is_within_message();
+            if responder.confirming.is_owed() && is_to_confirm(requester, responder, sends) {
+                frame_confirmation(responder, llp, env);
+                (*budget, *fpdus) = (*budget - 1, *fpdus + 1);
+                continue;
+            }
+            let answers = &mut responder.answers;
             let due = answers.is_within_message() || !(within_send || *answered_last);
             if due && !answers.is_empty() {
                 match answers.step(env, llp) {
@@ -99,4 +106,25 @@ impl Rdmap {
         }
         Framed::NoRoom
     }
+}
+
+/// Whether the confirmation that is owed to the peer is sent now: between two messages, in front of
+/// a message or alone.
+fn is_to_confirm(requester: &Requester, responder: &Responder, sends: bool) -> bool {
+    let answers = &responder.answers;
+    let is_boundary = !requester.is_within_message() && !answers.is_within_message();
+    let has_message = !answers.is_empty() || sends && requester.sq.has_posted();
+    is_boundary && (has_message || responder.confirming.is_alone())
+}
+
+/// Frames the confirmation that is owed to the peer, between two messages. Returns whether one was
+/// owed.
+pub(super) fn frame_confirmation(responder: &mut Responder, llp: &mut Llp, env: &Env<'_>) -> bool {
+    let Some(position) = responder.confirming.take() else {
+        return false;
+    };
+    llp.open(env.buffers, confirming::header(position), 0);
+    llp.seal();
+    env.counters.add(Counter::TxConfirmations, 1);
+    true
 }

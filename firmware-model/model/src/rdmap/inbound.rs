@@ -5,12 +5,12 @@
 //! Terminate reports (rows DDP-V-15, RDM-T-07).
 
 use super::answers::PeerRequest;
-use super::confirmation::is_confirmation;
+use super::confirming::{self, is_confirmation};
 use super::requester::{Answer, Requester};
 use super::responder::{Refusal, Responder};
 use super::startup::Startup;
+use super::terminate;
 use super::terminate::Received;
-use super::{confirmation, terminate};
 use crate::counters::Counter;
 use crate::memory::{Violation, Window};
 use crate::transport::Env;
@@ -81,10 +81,11 @@ impl Rdmap {
                 responder.end_send(env, opcode, header)
             }
             (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
-            (Header::Tagged(header), Opcode::ReadResponse)
-                if !env.qp.unreliable && is_confirmation(header, payload.len()) =>
+            (Header::Tagged(header), Opcode::Write)
+                if is_confirmation(header, payload.len()) && self.requester.confirmation.is_delivery() =>
             {
-                self.requester.confirmation.confirmed(header.to);
+                self.requester.confirmation.received(header.to);
+                env.counters.add(Counter::RxConfirmations, 1);
                 Ok(())
             }
             (Header::Tagged(_), _) => {
@@ -309,7 +310,9 @@ impl Rdmap {
             Opcode::ReadRequest => {
                 self.responder.answers.check(header)?;
                 let request = ReadRequest::parse(payload)?;
-                self.responder.answers.takes_confirmations |= confirmation::is_taken_by_sender_of(&request);
+                if confirming::is_announcement(&request) {
+                    self.responder.confirming.announced();
+                }
                 let peer_request = PeerRequest::Read { request, sent: 0 };
                 self.accept(env, ulpdu, peer_request)
                     .map_err(|error| Refusal::ReadRequest(error, request))
@@ -325,6 +328,18 @@ impl Rdmap {
                 self.responder.immediate(env, opcode, header, bytes)
             }
             _ => self.terminated(header, payload),
+        }
+    }
+
+    /// Notes a message that waits behind one for which there is no receive. The announcement of a
+    /// peer counts at once: this end confirms what it has processed before.
+    #[cold]
+    pub(super) fn note_parked(&mut self, ulpdu: &[u8]) {
+        if let Ok((headers, payload)) = Headers::parse(ulpdu)
+            && headers.opcode == Opcode::ReadRequest
+            && ReadRequest::parse(payload).is_ok_and(|request| confirming::is_announcement(&request))
+        {
+            self.responder.confirming.announced();
         }
     }
 
@@ -410,7 +425,7 @@ impl Parked {
         self.ulpdus.len()
     }
 
-    /// Whether a ULPDU with this beginning must be parked after the parked ones.
+    /// Whether a ULPDU, or one with this beginning, must be parked after the parked ones.
     #[inline]
     pub(super) fn stops(&self, ulpdu: &[u8]) -> bool {
         const PASSING: [u8; 3] = [
@@ -418,10 +433,10 @@ impl Parked {
             Opcode::AtomicResponse as u8,
             Opcode::Terminate as u8,
         ];
+        let passes = |control| PASSING.contains(&(control & 0xf));
         !self.is_empty()
-            && !ulpdu
-                .get(1)
-                .is_some_and(|control| PASSING.contains(&(control & 0xf)))
+            && !ulpdu.get(1).copied().is_some_and(passes)
+            && !confirming::is_confirmation_ulpdu(ulpdu)
     }
 
     /// Parks a ULPDU that begins at `position` of the stream. Returns whether there was room.

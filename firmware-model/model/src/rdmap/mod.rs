@@ -29,6 +29,7 @@
 mod answers;
 mod attachment;
 mod confirmation;
+mod confirming;
 mod engine;
 mod explain;
 mod framing;

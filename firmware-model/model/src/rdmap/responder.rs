@@ -2,6 +2,7 @@
 //! the queue of answers.
 
 use super::answers::Answers;
+use super::confirming::Confirming;
 use super::terminate;
 use super::terminate::Received;
 use crate::counters::Counter;
@@ -67,6 +68,7 @@ pub(super) struct Responder {
     pub(super) rq: ReceiveSource,
     pub(super) cq: Completions,
     pub(super) answers: Answers,
+    pub(super) confirming: Confirming,
     /// The remote rights of the queue pair.
     pub(super) access: Access,
     /// The receive being filled.
@@ -94,6 +96,7 @@ impl Responder {
             rq,
             cq: Completions::new(cq),
             answers: Answers::new(),
+            confirming: Confirming::default(),
             access: Access::empty(),
             wqe: RecvWqe::default(),
             receiving: None,
@@ -369,6 +372,7 @@ impl Responder {
         self.receiving = None;
         self.written = 0;
         self.msn = self.msn.wrapping_add(1);
+        self.confirming.message_processed();
         env.counters.add(Counter::RxMessages, 1);
         self.cq.push(cqe, env).map_err(|Overflow| Refusal::Overflow)
     }
@@ -460,6 +464,7 @@ impl Responder {
         self.written = before + len as u64;
         self.writing = !header.last;
         if header.last {
+            self.confirming.message_processed();
             env.counters.add(Counter::RxMessages, 1);
         }
     }

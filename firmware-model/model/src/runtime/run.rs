@@ -34,6 +34,9 @@ impl Qp {
         if inner.dead || inner.attaching || core.is_stopped() {
             return false;
         }
+        if requests == Requests::CONFIRM && !inner.engine.owes_confirmation() {
+            return false;
+        }
         let mut env = core.env(self, effects);
         if requests.intersects(Requests::SEND) {
             self.counters.add(Counter::Doorbells, 1);
@@ -61,9 +64,10 @@ impl Qp {
             inner.hung_up = true;
             inner.with_engine(|_, stream| stream.note_hang_up());
         }
-        let receives = Requests::RECEIVE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
+        let receives =
+            Requests::RECEIVE | Requests::CONFIRM | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
         // A poll that finds nothing does not change state.
-        let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS).contains(requests)
+        let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS | Requests::CONFIRM).contains(requests)
             && inner.has_input()
             && !inner.engine.has_parked();
         let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
@@ -71,13 +75,16 @@ impl Qp {
         if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
             return false;
         }
+        // The program may answer what has arrived: the confirmation then goes with its message.
+        let idle = requests.intersects(Requests::CONFIRM) && !env.moved.received;
+        let confirms = inner.engine.owes_confirmation() && inner.engine.confirm_alone(idle);
         let sends = !inner.blocked
             || has_room
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
         let is_to_send = match only_polls {
             // Bytes that arrived may only have been for the program.
-            true => has_room || arrived(env.moved) && !inner.engine.is_at_rest(),
+            true => confirms || has_room || arrived(env.moved) && !inner.engine.is_at_rest(),
             false => true,
         };
         if sends && is_to_send {
@@ -87,6 +94,9 @@ impl Qp {
         if inner.stream.is_none() && inner.engine.has_parked() {
             self.receive(core, inner, &mut env);
             self.transmit(core, inner, &mut env, requests);
+        }
+        if !confirms && inner.engine.owes_confirmation() {
+            core.schedule.attend_later(self, Requests::CONFIRM);
         }
         self.settle(core, inner, &mut env, due);
         arrived(env.moved)

@@ -13,7 +13,7 @@ use crate::rdmap::inbound::Rdmap;
 use crate::rdmap::startup::Startup;
 use crate::rdmap::terminate::{Outgoing, Received};
 use crate::rdmap::watch::Check;
-use crate::rdmap::{PeerProgress, confirmation, explain};
+use crate::rdmap::{PeerProgress, explain, framing};
 use crate::stream::no_stream::NoStream;
 use crate::stream::{Probing, Stream};
 use crate::time::Nanos;
@@ -542,42 +542,16 @@ impl Engine {
         }
     }
 
-    /// While a message waits for a receive: confirms the messages before it. A Read that would
-    /// confirm them waits as well.
-    #[inline]
-    pub(super) fn confirm_before_waiting(&mut self, env: &mut Env<'_>) {
-        if !self.parked.is_empty() && !self.rdmap.requester.is_within_message() {
-            self.frame_confirmation(env);
-        }
-    }
-
-    /// Frames a confirmation of the messages that we have processed, for a peer that understands it
-    /// and has not been informed yet. A local peer reads this from a word in memory. Returns
-    /// whether a confirmation was framed.
-    pub(super) fn frame_confirmation(&mut self, env: &mut Env<'_>) -> bool {
-        let Rdmap {
-            requester, responder, ..
-        } = &self.rdmap;
-        let is_understood = responder.answers.takes_confirmations && requester.local_peer.is_none();
-        // A segment that is refused may have been read to its end.
-        let direct = self.direct.map(|(_, _, position)| position);
-        let unprocessed = self.parked.position().or(direct);
-        let Some(llp @ Llp::Mpa(_)) = self.llp.as_mut().filter(|_| is_understood) else {
+    /// Frames the confirmation that is owed to the peer, before this side ends. Returns whether one
+    /// was owed.
+    fn frame_confirmation(&mut self, env: &Env<'_>) -> bool {
+        let is_owed = self.owes_confirmation() && !self.rdmap.requester.is_within_message();
+        let Some(llp) = self.llp.as_mut().filter(|llp| is_owed && llp.has_room()) else {
             return false;
         };
-        let processed = match (unprocessed, &*llp) {
-            (Some(position), _) => position,
-            (None, Llp::Mpa(mpa)) => mpa.rx.position(),
-            (None, Llp::Loopback(_)) => 0,
-        };
-        if processed <= self.informed || !llp.has_room() {
-            return false;
-        }
-        self.informed = processed;
-        llp.open(env.buffers, confirmation::header(processed), 0);
-        llp.seal();
-        env.counters.add(Counter::TxFpdus, 1);
-        true
+        let framed = framing::frame_confirmation(&mut self.rdmap.responder, llp, env);
+        env.counters.add(Counter::TxFpdus, u64::from(framed));
+        framed
     }
 
     /// The position up to which requests succeed if the connection ends now.

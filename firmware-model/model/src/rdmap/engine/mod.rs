@@ -18,6 +18,7 @@ mod receive;
 mod send;
 
 use super::confirmation::Confirmation;
+use super::confirming::Confirming;
 use super::inbound::Parked;
 use super::inbound::{Rdmap, Segment};
 use super::requester::Requester;
@@ -125,8 +126,6 @@ pub struct Engine {
     /// Kind UC: the stream ends, and the queue pair does not change.
     parting: bool,
     watch: Watch,
-    /// The position up to which a confirmation informed the peer that its messages are processed.
-    informed: u64,
 }
 
 impl Engine {
@@ -155,7 +154,6 @@ impl Engine {
             terminate_received: 0,
             parting: false,
             watch: Watch::default(),
-            informed: 0,
         }
     }
 
@@ -304,13 +302,13 @@ impl Engine {
         let Rdmap {
             requester, responder, ..
         } = &mut self.rdmap;
-        let confirmation = Confirmation::new(attachment.delivered && !unreliable, attachment.confirmation);
+        let confirmation = Confirmation::new(attachment.delivered && !unreliable);
         requester.begin(attachment.first_msn, confirmation);
+        responder.confirming = Confirming::default();
         responder.answers.ird = needs_slot(attachment.rtr_expect);
         if !unreliable {
             requester.ord = attachment.ord;
             requester.ord_limit = attachment.ord_limit;
-            responder.answers.takes_confirmations = attachment.confirmation;
             responder.answers.spare = u32::from(attachment.spare_read);
             responder.answers.ird = attachment.ird.max(responder.answers.ird);
             responder.without_receive = attachment.without_receive;

@@ -154,7 +154,7 @@ impl Engine {
         Ok(more)
     }
 
-    /// Counts the processed bytes of the peer, if the peer is on this device or this host.
+    /// Counts the processed bytes of the peer.
     #[inline]
     pub(super) fn note_progress(&mut self) {
         let parked = self.parked.position();
@@ -173,6 +173,7 @@ impl Engine {
                     // The peer may have introduced itself with this word.
                     self.rdmap.responder.peer_fills = local_peer.may_fill();
                 }
+                self.rdmap.responder.confirming.processed_to(position);
             }
             Some(Llp::Loopback(own)) => own.advance(parked.unwrap_or_else(|| own.position())),
             None => {}
@@ -313,6 +314,7 @@ pub(super) fn admit(
         }
     }
     if parked.keep(position, ulpdu) {
+        rdmap.note_parked(ulpdu);
         Ok(())
     } else {
         Err(Stop::Stall)

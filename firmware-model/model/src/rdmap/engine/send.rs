@@ -28,8 +28,6 @@ impl Engine {
             && !self.rdmap.requester.confirmation.is_same_device()
             && self.rdmap.requester.is_at_rest()
             && self.rdmap.responder.answers.is_empty()
-            // Messages before a parked one are confirmed.
-            && self.parked.is_empty()
             && self.llp.as_ref().is_some_and(Llp::is_flushed)
     }
 
@@ -84,7 +82,6 @@ impl Engine {
             if !matches!(self.progress, Progress::Open) {
                 return self.outcome_of_ending();
             }
-            self.confirm_before_waiting(env);
             let Some(llp) = &mut self.llp else {
                 return TxOutcome::Idle;
             };
@@ -177,6 +174,28 @@ impl Engine {
             self.confirm_last(env, stream);
             self.linger(env, stream);
         }
+    }
+}
+
+// Confirmations to the peer (`rdmap/confirming.rs`).
+
+impl Engine {
+    /// Whether messages of the peer are processed that a confirmation must still confirm.
+    #[inline]
+    pub fn owes_confirmation(&self) -> bool {
+        let Rdmap {
+            requester, responder, ..
+        } = &self.rdmap;
+        responder.confirming.is_owed()
+            && matches!(self.progress, Progress::Open)
+            && self.rdmap.startup.may_send()
+            && requester.local_peer.is_none()
+    }
+
+    /// Lets the next [`transmit`](Self::transmit) confirm although no message is to be sent, if it
+    /// is time; `idle`: nothing more has arrived. Returns whether it is time.
+    pub fn confirm_alone(&mut self, idle: bool) -> bool {
+        self.rdmap.responder.confirming.go_alone(idle)
     }
 }
 

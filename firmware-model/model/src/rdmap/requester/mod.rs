@@ -2,7 +2,8 @@
 
 mod local_peer;
 
-use super::confirmation::{self, ANY_STAG, Confirmation};
+use super::confirmation::{ANY_STAG, Confirmation};
+use super::confirming::MARK;
 use super::terminate::OffendingRequest;
 use crate::counters::Counter;
 use crate::llp::mpa::{FpduSender, MAX_SHORT};
@@ -192,7 +193,7 @@ impl Requester {
         }
         let possible = self.may_request();
         if possible {
-            let position = self.frame_empty_read(confirmation::MARK, env, llp);
+            let position = self.frame_empty_read(MARK, env, llp);
             self.confirmation.own_read_sent(position);
         }
         possible

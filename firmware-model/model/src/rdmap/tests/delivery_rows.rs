@@ -1,11 +1,13 @@
-//! Completions that mean delivery: the requester learns from the answer to a Read that the messages
-//! before it are placed or delivered (RFC 5040 §5.5).
+//! Completions that mean delivery: the requester learns from the answer to a Read (RFC 5040 §5.5),
+//! or from a confirmation, that the messages before it are placed or delivered.
 
 use crate::counters::Counter;
-use crate::rdmap::Attachment;
+use crate::rdmap::{Attachment, WithoutReceive};
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
+use crate::tuning::CONFIRMED_MESSAGES;
 use proptest::prelude::*;
+use std::sync::atomic::Ordering;
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
 use urnic_wire::rdmap::{Terminate, TerminateError};
@@ -29,17 +31,18 @@ fn scripted(attachment: Attachment) -> Scripted {
     Scripted::with(&Shape::default(), attachment)
 }
 
-/// A peer that knows from the start that this end accepts confirmations.
+/// A peer that answers Reads and does not confirm, and knows that this end takes confirmations.
 fn informed() -> Scripted {
-    scripted(Attachment {
-        confirmation: true,
-        ..delivered()
-    })
+    let mut peer = scripted(delivered());
+    peer.node.post(&write(0).unsignaled());
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
+    peer.send_ulpdu(&answer());
+    peer
 }
 
 /// The source offset of Reads of length zero by which an end announces that it understands
 /// confirmations.
-const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x01");
+const MARK: u64 = u64::from_be_bytes(*b"urnic\0\0\x02");
 
 /// The Read of length zero with this MSN.
 fn probe(msn: u32) -> Vec<u8> {
@@ -197,7 +200,7 @@ fn vrb_c_14_closing_waits_for_unsignaled_messages() {
     peer.node.post(&write(1).unsignaled());
     assert_eq!(peer.output_ulpdus().len(), 1, "the program expects no completion");
     peer.node.set_state(QpState::Sqd);
-    assert_eq!(peer.output_ulpdus(), [probe(1)]);
+    assert_eq!(peer.output_ulpdus(), [probe(2)]);
     assert!(!peer.finished, "the Write is unconfirmed");
     peer.send_ulpdu(&answer());
     assert!(peer.finished);
@@ -206,7 +209,7 @@ fn vrb_c_14_closing_waits_for_unsignaled_messages() {
 #[test]
 fn vrb_c_15_unsignaled_messages_free_the_send_queue() {
     let mut peer = informed();
-    let mut probes = 0;
+    let mut probes = 1;
     for cookie in 0..300 {
         peer.node.post(&write(cookie).unsignaled());
         let ulpdus = peer.output_ulpdus();
@@ -216,7 +219,7 @@ fn vrb_c_15_unsignaled_messages_free_the_send_queue() {
             peer.send_ulpdu(&answer());
         }
     }
-    assert_eq!(probes, 2, "a Read for each half of a queue of 256 blocks");
+    assert_eq!(probes, 3, "a Read for each half of a queue of 256 blocks");
 }
 
 #[test]
@@ -245,8 +248,8 @@ fn vrb_c_16_a_responder_accepts_one_read_beyond_ird() {
             ..agreed(false)
         };
         let mut peer = scripted(attachment);
-        let frames = [probe(1), probe(2), probe(3)].map(|ulpdu| fpdu_of(&ulpdu));
-        peer.send(&frames[..2].concat());
+        let frames = [1, 2].map(|msn| fpdu_of(&read_request(msn, (1, 0), 0, (1, 0))));
+        peer.send(&frames.concat());
         (peer.output_ulpdus(), peer.finished)
     };
     let (answers, finished) = two(true);
@@ -291,6 +294,169 @@ fn large_amounts_are_confirmed_while_more_is_sent() {
     assert_eq!(peer.output_ulpdus(), [probe(2)]);
     peer.send_ulpdu(&answer());
     assert_eq!(peer.node.sent().len(), 4);
+}
+
+/// A confirmation of all up to `position`.
+fn confirmation(position: u64) -> Vec<u8> {
+    tagged(0xc1, 0x40, 0xc5, position, b"")
+}
+
+/// A responder whose peer has announced that it takes confirmations, and the position in the stream
+/// after the announcement.
+fn responder() -> (Scripted, u64) {
+    let mut peer = scripted(Attachment {
+        initiator: false,
+        ..delivered()
+    });
+    let announcement = fpdu_of(&probe(1));
+    peer.send(&announcement);
+    let position = announcement.len() as u64;
+    assert_eq!(peer.output_ulpdus(), [confirmation(position), answer()]);
+    (peer, position)
+}
+
+#[test]
+fn vrb_c_23_a_confirmation_goes_in_front_of_the_next_message() {
+    let (mut peer, before) = responder();
+    peer.node.post_recv(1, &[]);
+    let send = fpdu_of(&send_segment(true, 1, 0, b""));
+    peer.leave_open(&send);
+    peer.node.with(|engine, env, stream| engine.receive(env, stream));
+    assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
+    assert!(peer.node.engine.owes_confirmation());
+    peer.node.post(&Work::send(2));
+    peer.node.with(|engine, env, stream| engine.transmit(env, stream));
+    let position = before + send.len() as u64;
+    assert_eq!(
+        peer.output_ulpdus()[..2],
+        [confirmation(position), send_segment(true, 1, 0, b"")]
+    );
+    assert_eq!(peer.node.count(Counter::TxConfirmations), 2);
+}
+
+#[test]
+fn vrb_c_23_a_confirmation_goes_alone_when_nothing_more_arrives() {
+    let (mut peer, before) = responder();
+    let target = peer.node.region(8, everything());
+    let write = fpdu_of(&write_segment(target.stag, target.base, &[7; 8]));
+    peer.send(&write);
+    let position = before + write.len() as u64;
+    assert_eq!(peer.output_ulpdus(), [confirmation(position)]);
+    // A confirmation is not confirmed.
+    peer.send_ulpdu(&confirmation(1));
+    assert!(peer.output().is_empty());
+}
+
+#[test]
+fn vrb_c_23_a_confirmation_goes_alone_when_much_has_arrived() {
+    let (mut peer, before) = responder();
+    let write = fpdu_of(&write_segment(1, 0, b""));
+    for count in 1..=CONFIRMED_MESSAGES {
+        peer.leave_open(&write);
+        peer.node.with(|engine, env, stream| engine.receive(env, stream));
+        let is_time = peer.node.engine.confirm_alone(false);
+        assert_eq!(is_time, count == CONFIRMED_MESSAGES, "{count}");
+    }
+    peer.node.with(|engine, env, stream| engine.transmit(env, stream));
+    let position = before + u64::from(CONFIRMED_MESSAGES) * write.len() as u64;
+    assert_eq!(peer.output_ulpdus(), [confirmation(position)]);
+}
+
+#[test]
+fn vrb_c_23_no_confirmation_comes_between_the_messages_of_a_request() {
+    let (mut peer, _) = responder();
+    peer.wire.set_capacity(0, 4000);
+    let source = peer.node.filled(&pattern(10_000));
+    peer.node
+        .post(&Work::new(Opcode::SendImm, 1).sge(source.sge(0, 10_000)));
+    while peer.node.pump() {}
+    peer.leave_open(&fpdu_of(&write_segment(1, 0, b"")));
+    let ulpdus = peer.output_ulpdus();
+    let kinds: Vec<_> = ulpdus.iter().map(|ulpdu| ulpdu[1] & 0xf).collect();
+    let (confirmations, others): (Vec<u8>, Vec<u8>) = kinds.iter().partition(|kind| **kind == 0);
+    assert_eq!(confirmations.len(), 1, "{kinds:?}");
+    assert_eq!(kinds.last(), Some(&0), "{kinds:?}");
+    assert!(others.len() > 3, "{kinds:?}");
+}
+
+#[test]
+fn vrb_c_24_after_a_confirmation_the_requester_sends_no_reads() {
+    let mut peer = scripted(delivered());
+    peer.node.post(&write(1));
+    let mut position = peer.output().len() as u64;
+    peer.send(&[confirmation(1), answer()].map(|ulpdu| fpdu_of(&ulpdu)).concat());
+    assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
+    for cookie in 2..200 {
+        peer.node.post(&write(cookie));
+        let ulpdus = peer.output_ulpdus();
+        assert_eq!(ulpdus.len(), 1, "only the Write: {ulpdus:02x?}");
+        position += fpdu_of(&ulpdus[0]).len() as u64;
+        peer.send_ulpdu(&confirmation(position - 1));
+        assert!(peer.node.sent().is_empty(), "a byte of the Write is missing");
+        peer.send_ulpdu(&confirmation(position));
+        assert_eq!(peer.node.sent(), [(cookie, SUCCESS)]);
+    }
+    assert_eq!(peer.node.count(Counter::RxConfirmations), 1 + 2 * 198);
+}
+
+#[test]
+fn vrb_c_24_a_confirmation_passes_messages_that_wait_for_a_receive() {
+    let waiting = Attachment {
+        without_receive: WithoutReceive::Waits,
+        ..delivered()
+    };
+    let mut peer = scripted(waiting);
+    peer.node.post(&write(1));
+    peer.run();
+    peer.send_ulpdu(&send_segment(true, 1, 0, b"waits"));
+    assert!(peer.node.engine.has_parked());
+    peer.send_ulpdu(&confirmation(u64::MAX));
+    assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
+}
+
+#[test]
+fn vrb_c_25_without_delivery_a_confirmation_is_an_ordinary_write() {
+    let mut peer = Scripted::new();
+    let before = peer.node.count(Counter::RxMessages);
+    peer.send_ulpdu(&confirmation(100));
+    assert_eq!(peer.node.count(Counter::RxMessages), before + 1);
+    assert_eq!(peer.node.count(Counter::RxConfirmations), 0);
+    assert_eq!(peer.node.engine.state(), QpState::Rts);
+}
+
+/// Two ends that answer each other: each message takes its confirmation along.
+#[test]
+fn vrb_c_23_a_ping_pong_has_no_segments_of_its_own_for_confirmations() {
+    let end = |initiator| Attachment {
+        delivered: true,
+        spare_read: true,
+        ord_limit: 17,
+        ..native(initiator)
+    };
+    let mut pair = Pair::with(&Shape::default(), Conditions::default(), end(true), end(false));
+    let mut fpdus = [0; 2];
+    for cookie in 0..20 {
+        pair.b.post_recv(cookie, &[]);
+        pair.a.post_recv(cookie, &[]);
+        for reply in [false, true] {
+            let (from, to) = match reply {
+                false => (&mut pair.a, &mut pair.b),
+                true => (&mut pair.b, &mut pair.a),
+            };
+            from.post(&Work::send(cookie));
+            from.pump();
+            while to.received().is_empty() {
+                let arrival = pair.wire.next_arrival().expect("a message is on its way");
+                pair.clock.store(arrival.0, Ordering::Relaxed);
+                to.pump();
+            }
+        }
+        let now = [&pair.a, &pair.b].map(|node| node.count(Counter::TxFpdus));
+        if cookie > 2 {
+            assert_eq!([now[0] - fpdus[0], now[1] - fpdus[1]], [2, 2], "message {cookie}");
+        }
+        fpdus = now;
+    }
 }
 
 proptest! {

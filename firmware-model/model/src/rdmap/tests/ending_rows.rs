@@ -21,7 +21,6 @@ fn delivered(attachment: Attachment) -> Attachment {
     Attachment {
         delivered: true,
         spare_read: true,
-        confirmation: true,
         ord: 1,
         ord_limit: 2,
         ird: 1,
@@ -47,9 +46,14 @@ fn answer() -> Vec<u8> {
     tagged(0xc1, 0x42, 1, 0, b"")
 }
 
+/// A Read that announces that the peer takes confirmations.
+fn announcement() -> Vec<u8> {
+    read_request(1, (1, 0), 0, (1, u64::from_be_bytes(*b"urnic\0\0\x02")))
+}
+
 /// A confirmation of all up to `position`.
 fn confirmation(position: u64) -> Vec<u8> {
-    tagged(0xc1, 0x42, 1, position, b"")
+    tagged(0xc1, 0x40, 0xc5, position, b"")
 }
 
 /// Bytes on the wire of all that the peer got since the last call.
@@ -256,23 +260,19 @@ fn vrb_c_20_an_end_takes_in_what_has_arrived_and_confirms_it() {
 
 #[test]
 fn vrb_c_20_other_implementations_get_answers_and_no_confirmation() {
-    let mut attachment = delivered(agreed(false));
-    attachment.confirmation = false;
-    let mark = u64::from_be_bytes(*b"urnic\0\0\x01");
-    for (source, understands) in [(0, false), (mark, true)] {
+    let attachment = delivered(agreed(false));
+    let silent = read_request(1, (1, 0), 0, (1, 0));
+    for (read, understands) in [(silent, false), (announcement(), true)] {
         let mut peer = Scripted::with(&Shape::default(), attachment.clone());
         peer.node.post_recv(1, &[]);
-        let arrived = [
-            send_segment(true, 1, 0, b""),
-            read_request(1, (1, 0), 0, (1, source)),
-        ];
+        let arrived = [send_segment(true, 1, 0, b""), read];
         let bytes = arrived.map(|ulpdu| fpdu_of(&ulpdu)).concat();
         peer.leave_open(&bytes);
         peer.node.set_state(QpState::Err);
         assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
         let expected = match understands {
             false => vec![answer()],
-            true => vec![answer(), confirmation(bytes.len() as u64)],
+            true => vec![confirmation(bytes.len() as u64), answer()],
         };
         assert_eq!(peer.output_ulpdus(), expected);
         assert!(peer.finished);
@@ -281,10 +281,7 @@ fn vrb_c_20_other_implementations_get_answers_and_no_confirmation() {
 
 #[test]
 fn vrb_c_20_unsignaled_sends_are_confirmed_at_an_orderly_end() {
-    let with = |initiator| Attachment {
-        confirmation: false,
-        ..delivered(agreed(initiator))
-    };
+    let with = |initiator| delivered(agreed(initiator));
     let mut pair = Pair::with(&Shape::default(), Conditions::default(), with(true), with(false));
     for cookie in 1..=4 {
         pair.b.post_recv(cookie, &[]);
@@ -306,11 +303,14 @@ fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
     // The confirmation covers the messages before the one at fault.
     let mut peer = Scripted::with(&Shape::default(), delivered(agreed(false)));
     peer.node.post_recv(1, &[]);
+    let announcement = fpdu_of(&announcement());
+    peer.send(&announcement);
+    peer.output();
     let [send, write] =
         [send_segment(true, 1, 0, b""), write_segment(0x7777, 0, b"x")].map(|ulpdu| fpdu_of(&ulpdu));
     peer.send(&[&send[..], &write].concat());
     let ulpdus = peer.output_ulpdus();
-    assert_eq!(ulpdus[0], confirmation(send.len() as u64));
+    assert_eq!(ulpdus[0], confirmation((announcement.len() + send.len()) as u64));
     assert_eq!((ulpdus.len(), ulpdus[1][1]), (2, 0x47), "a Terminate");
     // A request of the end itself fails: the confirmation covers all messages that have arrived.
     let mut pair = pair();
@@ -370,26 +370,6 @@ fn vrb_c_20_a_refused_message_is_not_confirmed() {
         pair.run_now();
         assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, WcStatus::RemOpErr)]);
     }
-}
-
-/// Only an end that is not at rest sends after a poll: here the confirmation.
-#[test]
-fn vrb_c_22_an_end_that_holds_a_message_is_not_at_rest() {
-    let taken = Attachment {
-        delivered: false,
-        ..delivered(native(false))
-    };
-    let a = delivered(native(true));
-    let mut pair = Pair::with(&Shape::default(), Conditions::default(), a, taken);
-    pair.b.post_recv(1, &[]);
-    pair.a.post(&Work::send(1));
-    pair.run_now();
-    assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
-    assert!(pair.b.engine.is_at_rest());
-    pair.a.post(&Work::send(2));
-    pair.run_now();
-    assert_eq!(pair.b.rx, RxOutcome::Stalled);
-    assert!(!pair.b.engine.is_at_rest());
 }
 
 #[test]

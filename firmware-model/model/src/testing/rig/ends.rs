@@ -26,7 +26,6 @@ pub(crate) fn agreed(initiator: bool) -> Attachment {
         fence_open: false,
         delivered: false,
         spare_read: false,
-        confirmation: false,
         ord: 16,
         ord_limit: 0,
         ird: 16,

@@ -259,7 +259,12 @@ impl Node {
         {
             self.with(|engine, env, stream| engine.tick(env, stream));
         }
+        let received = self.counters.value(Counter::RxBytes);
         self.rx = self.with(|engine, env, stream| engine.receive(env, stream));
+        if self.engine.owes_confirmation() {
+            let idle = self.counters.value(Counter::RxBytes) == received;
+            self.engine.confirm_alone(idle);
+        }
         self.tx = self.with(|engine, env, stream| engine.transmit(env, stream));
         self.with(|engine, env, stream| engine.watch_peer(env, stream));
         before != self.activity()
