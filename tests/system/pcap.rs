@@ -191,14 +191,16 @@ fn is_rejection(direction: &str) -> bool {
     flags.is_some_and(|flags| flags & 0x20 != 0)
 }
 
-/// Whether these bytes are FPDUs with RDMA Read Responses of length zero, which confirm requests:
-/// the ULPDU is the tagged header of 14 bytes, with the Last flag and opcode 2.
+/// Whether these bytes are FPDUs of length zero that confirm requests: Read Responses, or Writes to
+/// the STag of confirmations. The ULPDU is the tagged header of 14 bytes, with the Last flag.
 fn is_confirmation(bytes: &str) -> bool {
     const FPDU: usize = 2 * 20;
     bytes.len().is_multiple_of(FPDU)
-        && (0..bytes.len())
-            .step_by(FPDU)
-            .all(|at| bytes[at..].starts_with("000ec142"))
+        && (0..bytes.len()).step_by(FPDU).all(|at| {
+            ["000ec142", "000ec140000000c5"]
+                .iter()
+                .any(|head| bytes[at..].starts_with(head))
+        })
 }
 
 #[test]
@@ -207,6 +209,11 @@ fn both_ends_of_a_pingpong_capture_the_same() {
     let pair = Pair::line("ibv_rc_pingpong -n 50 -s 5000 -g 0");
     let (_captures, files) = or_skip!(captured("pingpong", &pair));
     assert!(count(&files[0], SEND) >= 100);
+    // Each end's first messages announce that it takes confirmations, which then need no Reads.
+    assert!(count(&files[0], READ_REQUEST) <= 4);
+    let confirmations = fields(&files[0], &["iwarp_ddp.stag"], "iwarp_rdma.opcode == 0");
+    let confirmations = confirmations.lines().filter(|stag| stag.ends_with("c5"));
+    assert!(confirmations.count() >= 90);
     for file in &files {
         let count = |filter| fields(file, &["frame.number"], filter).lines().count();
         assert_eq!(count("tcp.flags.syn == 1"), 2);

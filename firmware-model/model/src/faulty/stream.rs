@@ -37,8 +37,9 @@ pub(super) struct FaultyStream {
     /// The frames that are sent, and received.
     sends: Follower,
     receives: Follower,
-    /// The error of the Terminate that comes when a frame of the peer has ended.
-    terminates: Option<u16>,
+    /// The error of a Terminate that is to come, and the number of messages that this end had sent
+    /// before.
+    terminates: Option<(u16, u64)>,
     /// In the condition `Rejecting`: the bytes that were sent.
     request: Vec<u8>,
     /// In the condition `Ended`: the bytes still to be received.
@@ -238,9 +239,12 @@ impl FaultyStream {
         self.last_words = words.ok();
     }
 
-    /// A Terminate that is due comes if a frame of the peer has ended.
+    /// A Terminate that is due comes when this end has sent a message, which it answers, and a frame
+    /// of the peer has ended.
     fn terminate_if_due(&mut self) {
-        if let (Some(code), Some(offset)) = (self.terminates, self.receives.fpdu_begins()) {
+        if let (Some((code, sent)), Some(offset)) = (self.terminates, self.receives.fpdu_begins())
+            && self.sends.messages() > sent
+        {
             self.terminates = None;
             let marked = self.sends.requests_markers();
             self.end(LastWords::terminate(code, offset, marked));
@@ -279,15 +283,16 @@ impl FaultyStream {
         self.sends.messages() + self.receives.messages()
     }
 
-    /// Bytes have passed, after `messages_before` messages.
-    fn pass(&mut self, len: usize, messages_before: u64) {
+    /// Bytes have passed, after this many messages of ours and of the peer.
+    fn pass(&mut self, len: usize, (ours_before, peers_before): (u64, u64)) {
         if len == 0 {
             return;
         }
-        self.note_new_faults_at(messages_before);
+        let before = ours_before + peers_before;
+        self.note_new_faults_at(before);
         let passed = Passed {
             bytes: self.passed..self.passed + len as u64,
-            messages: messages_before..self.messages(),
+            messages: before..self.messages(),
             origins: &self.origins,
         };
         let occasion = occasion::passed(self.stream.ends().remote.ip(), passed);
@@ -309,7 +314,7 @@ impl FaultyStream {
                     self.condition = Condition::Silent;
                     self.silence.since = self.now;
                 }
-                StreamFault::Terminate(code) => self.terminates = Some(code),
+                StreamFault::Terminate(code) => self.terminates = Some((code, ours_before)),
             }
         }
         if self.condition == Condition::Well {
@@ -319,7 +324,7 @@ impl FaultyStream {
 
     fn note_sent(&mut self, pieces: &[Piece<'_>], taken: usize) -> usize {
         self.sent += taken as u64;
-        let before = self.messages();
+        let before = (self.sends.messages(), self.receives.messages());
         let marked = self.receives.requests_markers();
         let pieces = pieces.iter().copied();
         self.sends.pass(pieces, taken, marked, Nanos(0), &mut |_| {});
@@ -395,7 +400,7 @@ impl Wrapper for FaultyStream {
             return words.receive(into);
         }
         let n = self.receive_real(into)?;
-        let before = self.messages();
+        let before = (self.sends.messages(), self.receives.messages());
         let marked = self.sends.requests_markers();
         let pieces = into.iter().map(|piece| piece.filled(piece.len()));
         self.receives.pass(pieces, n, marked, Nanos(0), &mut |_| {});
