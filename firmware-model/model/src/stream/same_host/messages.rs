@@ -228,11 +228,37 @@ impl Passed {
         Ok((checked, room.adopt(taken)))
     }
 
-    /// Takes the two descriptors of the sender's notification page.
+    /// The value of the next descriptor, which `check` accepts, if another connection uses it. The
+    /// sender, which may do anything to this process, passes the same again: the descriptors of the
+    /// message are closed.
+    pub(super) fn known<T>(
+        &mut self,
+        values: &ByFile<T>,
+        check: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>,
+    ) -> Option<Arc<T>> {
+        let next = self.left.front()?.as_fd();
+        check(next).ok()?;
+        let known = values.find(next)?;
+        self.left.clear();
+        Some(known)
+    }
+
+    /// Takes the two descriptors of the sender's notification page. `is_known`: the sender may do
+    /// anything to this process.
     ///
     /// # Errors
     /// They are not those of a notification page.
-    pub(super) fn notifications(&mut self, peers: &ByFile<PeerPage>) -> Result<Arc<PeerPage>, Errno> {
+    pub(super) fn notifications(
+        &mut self,
+        peers: &ByFile<PeerPage>,
+        is_known: bool,
+    ) -> Result<Arc<PeerPage>, Errno> {
+        if is_known
+            && self.left.len() == 2
+            && let Some(page) = self.known(peers, |fd| SharedMemory::check(fd, PAGE))
+        {
+            return Ok(page);
+        }
         let ((), memory) = self.take(|fd| SharedMemory::check(fd, PAGE))?;
         let ((), waker) = self.take(check_pipe)?;
         peers.get(&memory, || PeerPage::open(&memory, &waker, &self.descriptors))
