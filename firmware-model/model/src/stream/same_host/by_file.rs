@@ -1,40 +1,39 @@
 //! Objects that peers share: each is opened once for all connections that use it.
 
 use crate::stream::descriptor::Descriptor;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 use urnic_sync::Mutex;
+
+/// The time for which the last value stays without a connection: a program may connect again and
+/// again, and close each connection before the next one.
+const STAY: Duration = Duration::from_secs(1);
+
+/// Device and inode number of a file.
+type File = (u64, u64);
 
 /// Values by the files that peers passed, as long as a connection uses them.
 #[derive(Debug)]
-pub(super) struct ByFile<T>(Mutex<HashMap<(u64, u64), Weak<T>>>);
+pub(super) struct ByFile<T> {
+    values: Mutex<HashMap<File, Weak<T>>>,
+    /// The value that was used last, and when.
+    last: Mutex<Option<(Arc<T>, Instant)>>,
+}
 
 impl<T> Default for ByFile<T> {
     fn default() -> ByFile<T> {
-        ByFile(Mutex::default())
+        ByFile {
+            values: Mutex::default(),
+            last: Mutex::default(),
+        }
     }
 }
 
 impl<T> ByFile<T> {
-    /// The value of a file, if a connection uses it. The file is known to be sealed memory, as for
-    /// [`ByFile::get`].
-    pub(super) fn find(&self, file: BorrowedFd<'_>) -> Option<Arc<T>> {
-        let stat = fstat(file).ok()?;
-        self.0.lock().get(&(stat.st_dev, stat.st_ino))?.upgrade()
-    }
-
-    /// A value that a connection uses, and that `is_it`.
-    pub(super) fn any(&self, is_it: impl Fn(&T) -> bool) -> Option<Arc<T>> {
-        let by_file = self.0.lock();
-        by_file
-            .values()
-            .filter_map(Weak::upgrade)
-            .find(|value| is_it(value))
-    }
-
     /// The value of a file, which `open` makes if it is not there. The file is known to be sealed
     /// memory: asking for the attributes of another one may wait for the process that made it.
     pub(super) fn get(
@@ -42,15 +41,59 @@ impl<T> ByFile<T> {
         file: &Descriptor,
         open: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<Arc<T>, Errno> {
-        let stat = fstat(file)?;
-        let mut by_file = self.0.lock();
-        let key = (stat.st_dev, stat.st_ino);
-        if let Some(known) = by_file.get(&key).and_then(Weak::upgrade) {
-            return Ok(known);
-        }
-        by_file.retain(|_, value| value.strong_count() > 0);
-        let value = Arc::new(open()?);
-        by_file.insert(key, Arc::downgrade(&value));
-        Ok(value)
+        let file = number_of(file.as_fd())?;
+        let mut values = self.values.lock();
+        let known = values.get(&file).and_then(Weak::upgrade);
+        let value = match known {
+            Some(known) => known,
+            None => {
+                values.retain(|_, value| value.strong_count() > 0);
+                let value = Arc::new(open()?);
+                values.insert(file, Arc::downgrade(&value));
+                value
+            }
+        };
+        drop(values);
+        Ok(self.note_used(value))
     }
+
+    /// The value of a file, which is known to be sealed memory, if it is there.
+    pub(super) fn find(&self, file: BorrowedFd<'_>) -> Option<Arc<T>> {
+        let file = number_of(file).ok()?;
+        let known = self.values.lock().get(&file)?.upgrade();
+        known.map(|value| self.note_used(value))
+    }
+
+    /// A value for which `is_it` holds.
+    pub(super) fn any(&self, is_it: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        let values: Vec<_> = self.values.lock().values().filter_map(Weak::upgrade).collect();
+        values.into_iter().find(|value| is_it(value))
+    }
+
+    fn note_used(&self, value: Arc<T>) -> Arc<T> {
+        let before = self.last.lock().replace((value.clone(), Instant::now()));
+        // Not under the lock: it may close files.
+        drop(before);
+        value
+    }
+
+    /// Lets the last value go if it was not used for a while; returns when to call this again, if
+    /// the value stays.
+    pub(super) fn expire(&self) -> Option<Duration> {
+        let mut last = self.last.lock();
+        let (_, used) = last.as_ref()?;
+        let left = STAY.saturating_sub(used.elapsed());
+        if !left.is_zero() {
+            return Some(left);
+        }
+        let expired = last.take();
+        drop(last);
+        drop(expired);
+        None
+    }
+}
+
+fn number_of(file: BorrowedFd<'_>) -> Result<File, Errno> {
+    let stat = fstat(file)?;
+    Ok((stat.st_dev, stat.st_ino))
 }

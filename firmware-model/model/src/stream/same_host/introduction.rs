@@ -36,6 +36,7 @@ use rustix::io::Errno;
 use rustix::process::{PTracer, Pid, getpid, set_ptracer};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// The device's own table of STags, and those of its peers.
 #[derive(Debug)]
@@ -82,9 +83,9 @@ pub(super) struct PeerEnd<'a> {
 }
 
 impl<'a> PeerEnd<'a> {
-    /// The process at the other end of `socket`, which greeted, if another connection to it shows
-    /// that it may trace this process. It can control this process in any case, so its message need
-    /// not be verified, and a thread may wait for it.
+    /// The process at the other end of `socket`, which greeted, if a connection to it has shown that
+    /// it may trace this process. It can control this process in any case, so its message need not
+    /// be verified, and a thread may wait for it.
     pub(super) fn known(
         greeting: &'a Greeting,
         socket: &LocalSocket,
@@ -104,7 +105,7 @@ impl<'a> PeerEnd<'a> {
         })
     }
 
-    /// Whether another connection shows that the process may trace this one.
+    /// Whether a connection has shown before that the process may trace this one.
     pub(super) fn is_known(&self) -> bool {
         self.is_known
     }
@@ -172,6 +173,11 @@ impl Tables {
         let file = self.descriptors.adopt(file)?;
         let _ = self.own.set((table, file));
         Ok(())
+    }
+
+    /// Lets the last peer's process go; as [`ByFile::expire`].
+    pub(super) fn expire(&self) -> Option<Duration> {
+        self.peers.expire()
     }
 
     /// Creates the nonce by which a peer proves its permission; `None`: peers may not, or cannot,

@@ -228,6 +228,20 @@ impl Passed {
         Ok((checked, room.adopt(taken)))
     }
 
+    /// What `use_it` makes of the next descriptor, which is then closed: `use_it` makes sure that
+    /// this does not block.
+    ///
+    /// # Errors
+    /// Those of `use_it`. `EPROTO`: there is no descriptor.
+    pub(super) fn once<T>(
+        &mut self,
+        use_it: impl FnOnce(BorrowedFd<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let made = use_it(self.left.front().ok_or(Errno::PROTO)?.as_fd())?;
+        drop(self.left.pop_front());
+        Ok(made)
+    }
+
     /// The value of the next descriptor, which `check` accepts, if another connection uses it. The
     /// sender, which may do anything to this process, passes the same again: the descriptors of the
     /// message are closed.

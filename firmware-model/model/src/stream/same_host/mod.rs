@@ -113,7 +113,8 @@ impl SameHost {
     /// Lets go what waits for connections that do not come; returns when to call this again, if
     /// something is left.
     pub(crate) fn expire(&self) -> Option<Duration> {
-        self.offers.expire()
+        let next = [self.offers.expire(), self.peers.expire(), self.tables.expire()];
+        next.into_iter().flatten().min()
     }
 
     /// The state of the device for datagrams.
@@ -219,7 +220,7 @@ impl SameHost {
             tracing::warn!(%remote, "a process offered memory that does not have the other end of the connection");
             return None;
         };
-        let (memory, _) = passed.take(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
+        let memory = passed.once(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
         let notifications = passed.notifications(&self.peers, peer.is_known()).ok()?;
         let slot = self.notifications.slot()?;
         let greeting = Greeting::new(remote, slot.number).with_socket(end.socket);
