@@ -394,6 +394,10 @@ impl Stream for TcpStream {
             .unwrap_or(0)
     }
 
+    fn reports_answers(&self) -> bool {
+        self.socket.is_some()
+    }
+
     fn answers(&self) -> Option<Answers> {
         let info = sys::tcp_info(self.socket.as_ref()?.as_fd()).ok()?;
         let last = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
