@@ -97,3 +97,30 @@ fn number_of(file: BorrowedFd<'_>) -> Result<File, Errno> {
     let stat = fstat(file)?;
     Ok((stat.st_dev, stat.st_ino))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::descriptor::Descriptors;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    #[test]
+    fn the_last_value_stays_without_a_connection() {
+        let descriptors = Descriptors::new(2, None);
+        let file = || {
+            let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+            descriptors.adopt(file).unwrap()
+        };
+        let (one, other) = (file(), file());
+        let values = ByFile::default();
+        let found = |file: &Descriptor| values.find(file.as_fd()).map(|value| *value);
+        assert_eq!((found(&one), values.expire()), (None, None));
+        drop(values.get(&one, || Ok(1)).unwrap());
+        assert_eq!(found(&one), Some(1));
+        assert!(values.expire().is_some_and(|left| left <= STAY));
+        let held = values.get(&other, || Ok(2)).unwrap();
+        assert_eq!((found(&one), found(&other)), (None, Some(2)), "one stays");
+        assert_eq!(values.any(|value| *value == 2), Some(held));
+        assert_eq!(values.any(|value| *value == 1), None);
+    }
+}

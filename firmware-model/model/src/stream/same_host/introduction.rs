@@ -83,9 +83,9 @@ pub(super) struct PeerEnd<'a> {
 }
 
 impl<'a> PeerEnd<'a> {
-    /// The process at the other end of `socket`, which greeted, if a connection to it has shown that
-    /// it may trace this process. It can control this process in any case, so its message need not
-    /// be verified, and a thread may wait for it.
+    /// The process at the other end of `socket`, which greeted, if a connection to it has shown
+    /// that it may trace this process. It can control this process in any case, so its message need
+    /// not be verified, and a thread may wait for it.
     pub(super) fn known(
         greeting: &'a Greeting,
         socket: &LocalSocket,
