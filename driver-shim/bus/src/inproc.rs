@@ -159,6 +159,10 @@ impl Bus for InprocBus {
         self.device.lend(timeout, readable, done)
     }
 
+    fn will_lend(&self) {
+        self.device.will_lend();
+    }
+
     #[inline]
     fn has_gathered(&self) -> bool {
         self.device.has_gathered()

@@ -206,6 +206,11 @@ impl EventLoop {
         self.poll.wait(wait)
     }
 
+    /// Whether the next wait will probably poll, and see an event.
+    pub(crate) fn expects_poll(&self) -> bool {
+        self.poll.useful.load(Ordering::Relaxed)
+    }
+
     /// The descriptor that wakes the driver's thread; `None` in a forked child.
     pub(crate) fn wake_fd(&self) -> &InternalFd {
         &self.wake
@@ -281,7 +286,11 @@ const RETRY_EVERY: u32 = 16;
 /// Adaptive polling: how long a thread that waits for an event of the connection manager runs the
 /// device itself. Counts the waits since the last one whose poll saw an event.
 #[derive(Debug, Default)]
-struct AdaptivePoll(AtomicU32);
+struct AdaptivePoll {
+    failures: AtomicU32,
+    /// The last poll saw an event.
+    useful: AtomicBool,
+}
 
 impl AdaptivePoll {
     /// Calls `wait` with the time to poll for; `wait` returns whether an event arrived. Returns
@@ -293,14 +302,15 @@ impl AdaptivePoll {
         let failures = if has_event {
             0
         } else {
-            self.0.load(Ordering::Relaxed).wrapping_add(1)
+            self.failures.load(Ordering::Relaxed).wrapping_add(1)
         };
-        self.0.store(failures, Ordering::Relaxed);
+        self.failures.store(failures, Ordering::Relaxed);
+        self.useful.store(has_event, Ordering::Relaxed);
         has_event
     }
 
     fn time(&self) -> Duration {
-        let failures = self.0.load(Ordering::Relaxed);
+        let failures = self.failures.load(Ordering::Relaxed);
         match failures.checked_sub(FAILURES) {
             None => LONGEST / (1 << failures),
             Some(more) if more % RETRY_EVERY == RETRY_EVERY - 1 => LONGEST,

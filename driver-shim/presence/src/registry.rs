@@ -97,9 +97,13 @@ fn enter(fd: RawFd, kind: Kind, object: Object) -> Result<(), Errno> {
 }
 
 fn object(fd: RawFd, kind: Kind) -> Option<Object> {
-    (fds::verified_kind(fd)? == kind)
-        .then(|| channels().by_fd.get(&fd).cloned())
-        .flatten()
+    (fds::kind(fd)? == kind).then(|| object_of(fd, kind)).flatten()
+}
+
+/// The object of an fd that has this kind in this process.
+fn object_of(fd: RawFd, kind: Kind) -> Option<Object> {
+    fds::verified(fd, kind)?;
+    channels().by_fd.get(&fd).cloned()
 }
 
 /// Enters the program's end of a channel.
@@ -148,7 +152,14 @@ pub const CM_DEVICE: (u32, u32) = (10, 255);
 /// The connection manager's channel of `fd`, as it was [entered](enter_cm); None if `fd` is not
 /// a channel, or in a forked child.
 pub fn cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
-    match object(fd, Kind::Cm)? {
+    (fds::kind(fd)? == Kind::Cm)
+        .then(|| known_cm_channel(fd))
+        .flatten()
+}
+
+/// Like [`cm_channel`], if `fd` was found to be a channel of this process a moment ago.
+pub fn known_cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
+    match object_of(fd, Kind::Cm)? {
         Object::Cm(channel) => Some(channel),
         _ => None,
     }

@@ -102,7 +102,11 @@ fn kind_here(found: u64) -> Option<Kind> {
 /// The [`kind`] of `fd`, but only if `fd` is still the open file that was entered: raw system calls
 /// may have replaced it.
 pub fn verified_kind(fd: RawFd) -> Option<Kind> {
-    let kind = kind(fd)?;
+    verified(fd, kind(fd)?)
+}
+
+/// `kind`, if `fd` is still the open file that was entered with that kind.
+pub fn verified(fd: RawFd, kind: Kind) -> Option<Kind> {
     let found = slot(fd)?.load(Ordering::Acquire);
     let same = match kind {
         Kind::Uverbs | Kind::Events | Kind::Cm => fingerprint(fd, kind).ok()? == found,

@@ -151,6 +151,13 @@ impl Device {
         !self.core.is_abandoned() && runtime::lend(&self.core, timeout, readiness, done)
     }
 
+    /// The calling thread is about to poll the streams by [`lend`](Device::lend).
+    pub fn will_lend(&self) {
+        if !self.core.is_abandoned() {
+            runtime::will_lend(&self.core);
+        }
+    }
+
     /// Whether posted sends wait for the next [`progress`](Device::progress).
     #[inline]
     pub fn has_gathered(&self) -> bool {

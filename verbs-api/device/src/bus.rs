@@ -88,6 +88,10 @@ pub trait Bus: Send + Sync {
         false
     }
 
+    /// The calling thread is about to wait by [`Bus::lend`]: what arrives in a moment is left to
+    /// it.
+    fn will_lend(&self) {}
+
     /// Whether posted work waits in the device for the next poll. Costs one relaxed load.
     fn has_gathered(&self) -> bool;
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod inventory;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use urnic_sync::{Mutex, MutexGuard};
@@ -87,7 +88,43 @@ pub(crate) struct OpenDevices<D> {
     open: Vec<OpenDevice<D>>,
     listeners: Listeners,
     /// Descriptors that show the events of a channel, by channel.
-    tokens: HashMap<u64, Token>,
+    tokens: HashMap<u64, Shown>,
+}
+
+/// The descriptor that shows whether a channel has events.
+struct Shown {
+    token: Token,
+    has_events: bool,
+    /// What the descriptor shows.
+    shows_events: bool,
+}
+
+impl Shown {
+    fn update(&mut self) {
+        if self.shows_events != self.has_events {
+            self.shows_events = self.has_events;
+            self.token.show(self.has_events);
+        }
+    }
+}
+
+thread_local!(static AWAITED: Cell<Option<u64>> = const { Cell::new(None) });
+
+/// While it exists, the calling thread takes an event of a channel as soon as it has made one: the
+/// channel's descriptor need not show the event in between.
+pub(crate) struct AwaitedChannel;
+
+impl AwaitedChannel {
+    pub(crate) fn set(channel: u64) -> AwaitedChannel {
+        AWAITED.set(Some(channel));
+        AwaitedChannel
+    }
+}
+
+impl Drop for AwaitedChannel {
+    fn drop(&mut self) {
+        AWAITED.set(None);
+    }
 }
 
 /// A device that the process opened.
@@ -140,10 +177,20 @@ impl<D> OpenDevices<D> {
         &mut self.listeners
     }
 
-    /// Shows whether a channel has events.
-    pub(crate) fn show(&self, channel: u64, events: bool) {
-        if let Some(token) = self.tokens.get(&channel) {
-            token.show(events);
+    /// Shows whether a channel has events, unless the calling thread is about to take them.
+    pub(crate) fn show(&mut self, channel: u64, events: bool) {
+        if let Some(shown) = self.tokens.get_mut(&channel) {
+            shown.has_events = events;
+            if AWAITED.get() != Some(channel) {
+                shown.update();
+            }
+        }
+    }
+
+    /// Shows whether a channel has events, after the calling thread waited for one.
+    pub(crate) fn show_pending(&mut self, channel: u64) {
+        if let Some(shown) = self.tokens.get_mut(&channel) {
+            shown.update();
         }
     }
 }
@@ -244,13 +291,19 @@ impl<D> Manager<D> {
         self.inventory.get_or_init(|| Inventory::new(config, presence));
         let mut state = self.lock();
         let channel = state.engine.open_channel();
-        state.devices.tokens.insert(channel, token);
+        let shown = Shown {
+            token,
+            has_events: false,
+            shows_events: false,
+        };
+        state.devices.tokens.insert(channel, shown);
         channel
     }
 
     /// Removes what shows the events of a channel, and returns it: closing it needs no lock.
     pub(crate) fn remove_token(&self, channel: u64) -> Option<Token> {
-        self.lock().devices.tokens.remove(&channel)
+        let shown = self.lock().devices.tokens.remove(&channel);
+        shown.map(|shown| shown.token)
     }
 
     /// Sets the driver of a slot, once it has started.

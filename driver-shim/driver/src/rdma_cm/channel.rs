@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::driver::Driver;
-use crate::manager::Manager;
 use crate::manager::inventory::Inventory;
+use crate::manager::{AwaitedChannel, Manager};
 use urnic_cm::rdma_cm::abi::{CmAddress, IdAddresses, opcode};
 use urnic_cm::rdma_cm::command::{self, Command, Destination, QueryKind};
 use urnic_config::Config;
@@ -139,6 +139,11 @@ impl CmChannel {
         registry::cm_channel(fd)?.downcast().ok()
     }
 
+    /// The channel that `fd`, which was found to be one a moment ago, still refers to.
+    fn of_known_fd(fd: RawFd) -> Option<Arc<CmChannel>> {
+        registry::known_cm_channel(fd)?.downcast().ok()
+    }
+
     /// Executes a command; `option` is the value of a [`Command::SetOption`]. Returns the answer;
     /// `None`: the command takes an event, and there is none.
     fn execute(&self, command: Command, option: &[u8]) -> Result<Option<Answer>, Errno> {
@@ -252,10 +257,13 @@ impl CmChannel {
             taken = self.execute(command.clone(), &[]);
             !matches!(taken, Ok(None))
         };
+        let awaited = AwaitedChannel::set(self.key);
         driver
             .event_loop()
             .poll(|time| interrupt_context::deferred(|| driver.bus().lend(time, readable, &mut done)));
         driver.handle_events_if_due();
+        drop(awaited);
+        self.manager().lock().parts().1.show_pending(self.key);
         if matches!(taken, Ok(None)) && signals.would_interrupt() {
             return Err(Errno::INTR);
         }
@@ -289,7 +297,7 @@ pub unsafe fn cm_write(
     }
     // SAFETY: the caller promises `len` readable bytes at `bytes`, which is not null.
     let bytes = unsafe { std::slice::from_raw_parts(bytes, len.min(MAX_COMMAND)) };
-    let channel = match CmChannel::of_fd(fd) {
+    let channel = match CmChannel::of_known_fd(fd) {
         Some(channel) => channel,
         // Inherited by a forked child.
         None if fds::kind(fd) == Some(Kind::Cm) => return Err(Errno::IO),
@@ -309,6 +317,12 @@ pub unsafe fn cm_write(
         Command::SetOption { address, len, .. } => unsafe { read_option(*address, *len) },
         _ => Ok(Vec::new()),
     };
+    if matches!(command, Command::Connect { .. } | Command::Accept { .. })
+        && channel.driver.event_loop().expects_poll()
+    {
+        // A wait for the peer's answer follows, by a thread that has waited before.
+        channel.driver.bus().will_lend();
+    }
     let mut done =
         option.and_then(|option| interrupt_context::deferred(|| channel.execute(command.clone(), &option)));
     channel.handle_events();

@@ -71,6 +71,8 @@ pub(crate) struct Inner {
     pub(crate) stream: Option<Box<dyn Stream>>,
     /// The stream took no more.
     pub(crate) blocked: bool,
+    /// The stream has taken no more at some time, so that the device is told when it has room.
+    pub(crate) watches_room: bool,
     /// The peer's side has ended; the bytes that arrived are still read to the end.
     pub(crate) hung_up: bool,
     /// Destroyed: rings and completion queues are not touched any more.
@@ -148,6 +150,7 @@ impl Qp {
                 engine,
                 stream: None,
                 blocked: false,
+                watches_room: false,
                 hung_up: false,
                 dead: false,
                 attaching: false,

@@ -14,7 +14,7 @@ use crate::memory::{MemoryTable, PageRoom, Recent};
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, SharedReceiveQueue};
 use crate::rdmap::Rendezvous;
-use crate::schedule::{Schedule, Token};
+use crate::schedule::{Interest, Schedule, Token};
 use crate::stream::datagram::DatagramSocket;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
@@ -256,7 +256,7 @@ impl Core {
     /// Closes a stream after its `unsent` bytes are sent.
     pub(crate) fn linger(&self, stream: Box<dyn Stream>, unsent: Vec<u8>) {
         if let Some(fd) = stream.descriptor() {
-            self.schedule.rewatch(fd, Token::Linger);
+            self.schedule.rewatch(fd, Token::Linger, Interest::InputAndRoom);
         }
         let now = self.clock.now();
         let until = now + self.config.linger;

@@ -6,7 +6,7 @@ use crate::counters::Counter;
 use crate::events::{Effects, Requests};
 use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, Engine, PeerProgress};
-use crate::schedule::Token;
+use crate::schedule::{Interest, Token};
 use crate::shard::home_shard;
 use crate::stream::datagram::DatagramSocket;
 use crate::stream::{Ends, QpNumbers, Stream};
@@ -141,7 +141,9 @@ impl Qp {
             }
             let socket = socket()?;
             if let Some(fd) = socket.descriptor() {
-                let watched = core.schedule.watch(fd, Token::Qp(self.id));
+                let watched = core
+                    .schedule
+                    .watch(fd, Token::Qp(self.id), Interest::InputAndRoom);
                 watched.map_err(|_| Status::NoResources)?;
             }
             engine.enter_group(group, interface, socket);
@@ -176,7 +178,9 @@ impl Qp {
             return Ok(());
         };
         for fd in engine.descriptors() {
-            let watched = core.schedule.watch(fd, Token::Qp(self.id));
+            let watched = core
+                .schedule
+                .watch(fd, Token::Qp(self.id), Interest::InputAndRoom);
             watched.map_err(|_| Status::NoResources)?;
         }
         Ok(())

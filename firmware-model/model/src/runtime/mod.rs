@@ -121,6 +121,12 @@ pub(crate) fn lend(
     }
 }
 
+/// The calling thread will [`lend`] itself in a moment. The background thread, if it does not sleep
+/// on the streams already, leaves them to that thread for as long as after a loan.
+pub(crate) fn will_lend(core: &Core) {
+    core.schedule.borrow_until(core.clock.now() + EVENT_WAIT_USUAL);
+}
+
 /// In manual mode: serves all objects once.
 pub(crate) fn step(core: &Core, now: Nanos) -> Option<Nanos> {
     if let Clock::Manual(time) = &core.clock {

@@ -5,7 +5,7 @@ use crate::counters::Counter;
 use crate::events::{Effect, Effects, Next, Object, Requests};
 use crate::qp::Burst;
 use crate::qp::{Inner, Qp};
-use crate::schedule::{Timer, Token};
+use crate::schedule::{Interest, Timer, Token};
 use crate::time::Nanos;
 use crate::transport::{Env, Moved, RxOutcome, TxOutcome};
 use crate::tuning::GATHERED_IN_MEMORY;
@@ -105,10 +105,21 @@ impl Qp {
     /// The command that attached the stream is complete.
     #[cold]
     fn begin_stream(&self, core: &Core, inner: &mut Inner) {
-        inner.attaching = false;
+        (inner.attaching, inner.watches_room) = (false, false);
         if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
-            core.schedule.rewatch(fd, Token::Qp(self.id));
+            core.schedule.rewatch(fd, Token::Qp(self.id), Interest::Input);
             self.readable.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The stream takes no more: from now on its readiness for output is reported, also if it has
+    /// room again by now.
+    #[cold]
+    fn watch_room(&self, core: &Core, inner: &mut Inner) {
+        inner.watches_room = true;
+        if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
+            core.schedule
+                .rewatch(fd, Token::Qp(self.id), Interest::InputAndRoom);
         }
     }
 
@@ -191,6 +202,9 @@ impl Qp {
             // A poll retries a stream that passes through memory.
             let waits = inner.blocked && !inner.is_in_memory();
             self.blocked.store(waits, Ordering::Relaxed);
+            if waits && !inner.watches_room {
+                self.watch_room(core, inner);
+            }
             if outcome == TxOutcome::More {
                 core.schedule.attend_later(self, Requests::RESUME);
             }

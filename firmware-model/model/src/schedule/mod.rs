@@ -53,7 +53,7 @@ use crate::tuning::{
     ALL_STREAMS_AFTER, ALL_STREAMS_EVERY, NOTIFICATIONS_EVERY, RELAX_EVERY_POLLS, RELAX_HINTS,
     SHARED_YIELD_AFTER_POLLS, YIELD_AFTER_POLLS, YIELD_EVERY_POLLS,
 };
-pub(crate) use readiness::{Readiness, Token};
+pub(crate) use readiness::{Interest, Readiness, Token};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::{BTreeSet, HashMap};
@@ -114,7 +114,7 @@ impl Schedule {
         };
         if let Some(same_host) = &schedule.same_host {
             for fd in same_host.notifications().wakes() {
-                schedule.watch(fd, Token::NotificationPage)?;
+                schedule.watch(fd, Token::NotificationPage, Interest::Input)?;
             }
         }
         Ok(schedule)
@@ -152,8 +152,10 @@ impl Schedule {
     }
 
     /// Registers a descriptor.
-    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
-        self.readiness.as_ref().map_or(Ok(()), |r| r.add(fd, token))
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: Token, interest: Interest) -> Result<(), Errno> {
+        self.readiness
+            .as_ref()
+            .map_or(Ok(()), |r| r.add(fd, token, interest))
     }
 
     /// Removes a descriptor from the list. On return, no thread uses it.
@@ -163,11 +165,11 @@ impl Schedule {
         }
     }
 
-    /// Gives a registered descriptor a new token. If the descriptor is ready, its readiness is
-    /// reported again.
-    pub(crate) fn rewatch(&self, fd: BorrowedFd<'_>, token: Token) {
+    /// Gives a registered descriptor a new token and interest. If the descriptor is ready, its
+    /// readiness is reported again.
+    pub(crate) fn rewatch(&self, fd: BorrowedFd<'_>, token: Token, interest: Interest) {
         if let Some(readiness) = &self.readiness {
-            readiness.change(fd, token);
+            readiness.change(fd, token, interest);
         }
     }
 

@@ -61,6 +61,25 @@ impl Token {
     }
 }
 
+/// What is reported of a descriptor, apart from its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Input alone. A socket has room most of the time, and each registration would report that.
+    Input,
+    /// Input, and room for output.
+    InputAndRoom,
+}
+
+impl Interest {
+    fn flags(self) -> EventFlags {
+        let input = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        match self {
+            Interest::Input => input,
+            Interest::InputAndRoom => input | EventFlags::OUT,
+        }
+    }
+}
+
 /// The device's epoll instance, and the eventfd that wakes the thread that waits on it.
 #[derive(Debug)]
 pub(crate) struct Readiness {
@@ -88,12 +107,8 @@ impl Readiness {
         Ok(Readiness { epoll, wake })
     }
 
-    fn interest() -> EventFlags {
-        EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET
-    }
-
-    pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: Token) -> Result<(), Errno> {
-        epoll::add(&self.epoll, fd, token.encode(), Self::interest())
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: Token, interest: Interest) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, token.encode(), interest.flags())
     }
 
     /// Removes a descriptor, and waits for the threads that use it.
@@ -102,8 +117,8 @@ impl Readiness {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    pub(crate) fn change(&self, fd: BorrowedFd<'_>, token: Token) {
-        if let Err(errno) = epoll::modify(&self.epoll, fd, token.encode(), Self::interest()) {
+    pub(crate) fn change(&self, fd: BorrowedFd<'_>, token: Token, interest: Interest) {
+        if let Err(errno) = epoll::modify(&self.epoll, fd, token.encode(), interest.flags()) {
             tracing::error!(%errno, ?token, "a stream cannot be watched");
         }
     }

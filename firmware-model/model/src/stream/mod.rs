@@ -217,6 +217,11 @@ pub trait Stream: Send + Debug {
         None
     }
 
+    /// Whether [`Stream::answers`] reports answers.
+    fn reports_answers(&self) -> bool {
+        self.answers().is_some()
+    }
+
     /// Changes the probing of the peer's system.
     fn probe_peer(&mut self, probing: Probing) {
         let _ = probing;

@@ -40,6 +40,8 @@ pub(crate) struct Tcp {
 
 #[derive(Debug)]
 struct TcpStream {
+    /// Dropped before the socket: an offer of memory for this connection must not outlive its port.
+    prospect: Prospect,
     /// Absent after a reset.
     socket: Option<Descriptor>,
     established: bool,
@@ -47,7 +49,6 @@ struct TcpStream {
     sends: u32,
     local: SocketAddr,
     remote: SocketAddr,
-    prospect: Prospect,
     /// The system's keep-alive settings, stored while the device probes more often.
     keep_alive: Option<KeepAlive>,
 }
@@ -119,7 +120,13 @@ impl Network for Tcp {
             .same_host
             .clone()
             .map_or(Prospect::None, Prospect::Connecting);
-        Ok(Box::new(TcpStream::new(socket, remote, prospect)))
+        let known = local.filter(|local| local.port() != 0 && !local.ip().is_unspecified());
+        Ok(Box::new(TcpStream::new(
+            socket,
+            known.map(|local| plain(Some(local.into()))),
+            remote,
+            prospect,
+        )))
     }
 
     fn listen(
@@ -146,6 +153,9 @@ impl Network for Tcp {
         // Accepted sockets inherit all options (tcp(7) does not document it; every Linux does it).
         set_options(socket.as_fd())?;
         mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
+        // An initiator sends its Request at once, so one wake-up shows the connection and the
+        // Request. The kernel reports an initiator that sends nothing after a second.
+        sys::accept_with_data(socket.as_fd())?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         let local = plain(net::getsockname(&socket).ok());
         let same_host = self.same_host.as_ref().and_then(|same_host| {
@@ -188,7 +198,8 @@ impl Listener for TcpListener {
                         Some((same_host, offers)) => Prospect::Accepted(same_host.clone(), offers.clone()),
                         None => Prospect::None,
                     };
-                    let mut stream = TcpStream::new(socket, plain(peer), prospect);
+                    let known = Some(self.local).filter(|local| !local.ip().is_unspecified());
+                    let mut stream = TcpStream::new(socket, known, plain(peer), prospect);
                     stream.note_established();
                     return Ok(Some(Box::new(stream)));
                 }
@@ -222,13 +233,19 @@ impl Listener for TcpListener {
 }
 
 impl TcpStream {
-    fn new(socket: Descriptor, remote: SocketAddr, prospect: Prospect) -> TcpStream {
+    /// `local`: the address of this end, if it is known by now.
+    fn new(
+        socket: Descriptor,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        prospect: Prospect,
+    ) -> TcpStream {
         TcpStream {
             socket: Some(socket),
             established: false,
             mss: FALLBACK_MSS,
             sends: 0,
-            local: ANYWHERE,
+            local: local.unwrap_or(ANYWHERE),
             remote,
             prospect,
             keep_alive: None,
@@ -241,11 +258,12 @@ impl TcpStream {
 
     fn note_established(&mut self) {
         self.established = true;
-        if let Some(socket) = &self.socket {
+        if self.local == ANYWHERE
+            && let Some(socket) = &self.socket
+        {
             self.local = plain(net::getsockname(socket).ok());
         }
         self.prospect.established(self.end());
-        self.refresh_mss();
     }
 
     fn end(&self) -> TcpEnd {
@@ -330,6 +348,7 @@ impl Stream for TcpStream {
                 self.reset();
             }
         }
+        self.refresh_mss();
         FullOperation::of(self)
     }
 
@@ -358,13 +377,12 @@ impl Stream for TcpStream {
         let Some(socket) = &self.socket else {
             return Err(Errno::CONNRESET);
         };
-        sockopt::socket_error(socket)??;
         match net::getpeername(socket) {
             Ok(_) => {
                 self.note_established();
                 Ok(true)
             }
-            Err(Errno::NOTCONN) => Ok(false),
+            Err(Errno::NOTCONN) => sockopt::socket_error(socket)?.map(|()| false),
             Err(errno) => Err(errno),
         }
     }
@@ -374,6 +392,10 @@ impl Stream for TcpStream {
             .as_ref()
             .and_then(|s| sys::unacknowledged(s.as_fd()).ok())
             .unwrap_or(0)
+    }
+
+    fn reports_answers(&self) -> bool {
+        self.socket.is_some()
     }
 
     fn answers(&self) -> Option<Answers> {

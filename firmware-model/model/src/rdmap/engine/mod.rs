@@ -250,7 +250,7 @@ impl Engine {
             markers_rx: attachment.markers_rx,
         };
         self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
-        self.watch.begin(stream.answers().is_some());
+        self.watch.begin(stream.reports_answers());
         self.use_local_peer(local_peer, env);
         if let Some(llp) = &mut self.llp {
             llp.refresh(&env.now, stream);

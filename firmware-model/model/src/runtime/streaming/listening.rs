@@ -2,7 +2,7 @@
 
 use super::{Listening, Streams};
 use crate::events::Effects;
-use crate::schedule::{Schedule, Token};
+use crate::schedule::{Interest, Schedule, Token};
 use crate::stream::Listener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -41,7 +41,7 @@ impl Streams {
         };
         for listener in entry.listeners.lock().iter() {
             if let Some(fd) = listener.descriptor()
-                && let Err(errno) = schedule.watch(fd, Token::Listener(lid))
+                && let Err(errno) = schedule.watch(fd, Token::Listener(lid), Interest::Input)
             {
                 tracing::error!(lid, %errno, "a listener cannot be watched");
             }
@@ -87,7 +87,7 @@ impl Streams {
                     return;
                 }
                 let accepted = match listener.accept() {
-                    Ok(Some(stream)) => self.insert(schedule, Some(stream), Some(entry.clone()), false),
+                    Ok(Some(stream)) => self.insert(schedule, Some(stream), Some(entry.clone()), None),
                     Ok(None) => break,
                     Err(errno) => {
                         // Out of descriptors or memory: the background thread tries again.

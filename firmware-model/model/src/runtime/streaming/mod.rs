@@ -7,7 +7,7 @@ mod listening;
 
 use crate::events::Effects;
 use crate::host::{Mapping, Piece, PieceMut};
-use crate::schedule::{Schedule, Token};
+use crate::schedule::{Interest, Schedule, Token};
 use crate::stream::{Ends, Listener, Stream, StreamError};
 use crate::table::Table;
 use crate::time::Nanos;
@@ -113,12 +113,16 @@ impl Streams {
         begun: Result<Box<dyn Stream>, Errno>,
         effects: &mut Effects,
     ) -> Result<u32, Status> {
-        let (stream, failed) = match begun {
-            Ok(stream) => (Some(stream), None),
+        // A connection to a peer nearby may be established, or refused, by now. If it is neither,
+        // room for output will show that it is.
+        let begun = begun.map(|mut stream| (stream.established(), stream));
+        let (interest, stream, failed) = match begun {
+            Ok((Ok(true), stream)) => (Interest::Input, Some(stream), None),
+            Ok((Ok(false), stream)) => (Interest::InputAndRoom, Some(stream), None),
             Err(errno) if is_refusal(errno) => return Err(status(errno)),
-            Err(errno) => (None, Some(errno)),
+            Err(errno) | Ok((Err(errno), _)) => (Interest::Input, None, Some(errno)),
         };
-        let entry = self.insert(schedule, stream, None, true)?;
+        let entry = self.insert(schedule, stream, None, Some(interest))?;
         if let Some(errno) = failed {
             self.streams.remove(entry.sid);
             effects.event(Event::new(EventKind::StreamConnected, entry.sid).with_code(code(errno)));
@@ -132,8 +136,10 @@ impl Streams {
         schedule: &Schedule,
         stream: Option<Box<dyn Stream>>,
         accepted_by: Option<Arc<Listening>>,
-        connecting: bool,
+        connecting: Option<Interest>,
     ) -> Result<Arc<Streaming>, Status> {
+        let interest = connecting.unwrap_or(Interest::Input);
+        let connecting = connecting.is_some();
         let entry = self.streams.insert_with(Status::NoResources, |sid| {
             Ok(Streaming {
                 sid,
@@ -149,7 +155,7 @@ impl Streams {
         })?;
         let state = entry.state.lock();
         if let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
-            && schedule.watch(fd, Token::Stream(entry.sid)).is_err()
+            && schedule.watch(fd, Token::Stream(entry.sid), interest).is_err()
         {
             drop(state);
             self.streams.remove(entry.sid);
@@ -193,6 +199,11 @@ impl Streams {
         state.unsent.extend_from_slice(bytes);
         // The driver detects an error when it receives.
         let _ = state.flush(sid, now, effects);
+        if !state.unsent.is_empty()
+            && let Some(fd) = state.stream.as_ref().and_then(|s| s.descriptor())
+        {
+            schedule.rewatch(fd, Token::Stream(sid), Interest::InputAndRoom);
+        }
         Ok(())
     }
 

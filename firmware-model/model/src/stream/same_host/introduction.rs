@@ -36,6 +36,7 @@ use rustix::io::Errno;
 use rustix::process::{PTracer, Pid, getpid, set_ptracer};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// The device's own table of STags, and those of its peers.
 #[derive(Debug)]
@@ -78,9 +79,37 @@ pub(super) struct PeerEnd<'a> {
     process: Option<Pid>,
     /// The peer's nonce, zeroes if it could not be fetched; `None` if the peer has none.
     proof: Option<NonceValue>,
+    is_known: bool,
 }
 
 impl<'a> PeerEnd<'a> {
+    /// The process at the other end of `socket`, which greeted, if a connection to it has shown
+    /// that it may trace this process. It can control this process in any case, so its message need
+    /// not be verified, and a thread may wait for it.
+    pub(super) fn known(
+        greeting: &'a Greeting,
+        socket: &LocalSocket,
+        tables: &Tables,
+    ) -> Option<PeerEnd<'a>> {
+        let process = socket.peer_process()?;
+        let is_it = |peer: &PeerProcess| peer.number == process && peer.is_there();
+        tables.peers.any(is_it)?;
+        let proof = greeting
+            .nonce()
+            .map(|address| NonceValue::fetch(process, address));
+        Some(PeerEnd {
+            greeting,
+            process: Some(process),
+            proof,
+            is_known: true,
+        })
+    }
+
+    /// Whether a connection has shown before that the process may trace this one.
+    pub(super) fn is_known(&self) -> bool {
+        self.is_known
+    }
+
     /// Looks at the process at the other end of `socket`, which greeted.
     ///
     /// # Errors
@@ -105,11 +134,13 @@ impl<'a> PeerEnd<'a> {
                 greeting,
                 process,
                 proof,
+                is_known: false,
             }),
             _ => Ok(PeerEnd {
                 greeting,
                 process: None,
                 proof: None,
+                is_known: false,
             }),
         }
     }
@@ -142,6 +173,11 @@ impl Tables {
         let file = self.descriptors.adopt(file)?;
         let _ = self.own.set((table, file));
         Ok(())
+    }
+
+    /// Lets the last peer's process go; as [`ByFile::expire`].
+    pub(super) fn expire(&self) -> Option<Duration> {
+        self.peers.expire()
     }
 
     /// Creates the nonce by which a peer proves its permission; `None`: peers may not, or cannot,
@@ -252,6 +288,11 @@ impl Introduction {
 
     /// Opens the table that the peer passed, which has shown its permission.
     fn open(&self, message: TableMessage, mut passed: Passed) -> Result<Arc<PeerProcess>, Errno> {
+        if message.host_proof.is_none()
+            && let Some(there) = passed.known(&self.tables.peers, SharedMemory::check_sealed)
+        {
+            return (there.number == self.peer).then_some(there).ok_or(Errno::PERM);
+        }
         let ((), file) = passed.take(SharedMemory::check_sealed)?;
         let host = match message.host_proof {
             None => None,

@@ -228,11 +228,51 @@ impl Passed {
         Ok((checked, room.adopt(taken)))
     }
 
-    /// Takes the two descriptors of the sender's notification page.
+    /// What `use_it` makes of the next descriptor, which is then closed: `use_it` makes sure that
+    /// this does not block.
+    ///
+    /// # Errors
+    /// Those of `use_it`. `EPROTO`: there is no descriptor.
+    pub(super) fn once<T>(
+        &mut self,
+        use_it: impl FnOnce(BorrowedFd<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let made = use_it(self.left.front().ok_or(Errno::PROTO)?.as_fd())?;
+        drop(self.left.pop_front());
+        Ok(made)
+    }
+
+    /// The value of the next descriptor, which `check` accepts, if another connection uses it. The
+    /// sender, which may do anything to this process, passes the same again: the descriptors of the
+    /// message are closed.
+    pub(super) fn known<T>(
+        &mut self,
+        values: &ByFile<T>,
+        check: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>,
+    ) -> Option<Arc<T>> {
+        let next = self.left.front()?.as_fd();
+        check(next).ok()?;
+        let known = values.find(next)?;
+        self.left.clear();
+        Some(known)
+    }
+
+    /// Takes the two descriptors of the sender's notification page. `is_known`: the sender may do
+    /// anything to this process.
     ///
     /// # Errors
     /// They are not those of a notification page.
-    pub(super) fn notifications(&mut self, peers: &ByFile<PeerPage>) -> Result<Arc<PeerPage>, Errno> {
+    pub(super) fn notifications(
+        &mut self,
+        peers: &ByFile<PeerPage>,
+        is_known: bool,
+    ) -> Result<Arc<PeerPage>, Errno> {
+        if is_known
+            && self.left.len() == 2
+            && let Some(page) = self.known(peers, |fd| SharedMemory::check(fd, PAGE))
+        {
+            return Ok(page);
+        }
         let ((), memory) = self.take(|fd| SharedMemory::check(fd, PAGE))?;
         let ((), waker) = self.take(check_pipe)?;
         peers.get(&memory, || PeerPage::open(&memory, &waker, &self.descriptors))

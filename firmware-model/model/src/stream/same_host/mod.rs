@@ -113,7 +113,8 @@ impl SameHost {
     /// Lets go what waits for connections that do not come; returns when to call this again, if
     /// something is left.
     pub(crate) fn expire(&self) -> Option<Duration> {
-        self.offers.expire()
+        let next = [self.offers.expire(), self.peers.expire(), self.tables.expire()];
+        next.into_iter().flatten().min()
     }
 
     /// The state of the device for datagrams.
@@ -179,15 +180,18 @@ impl SameHost {
             Ok(answer) => answer,
         };
         let remote = end.remote;
-        let peer = match self.owner(end)? {
-            Some(owner) => PeerEnd::of(&answer, &socket, owner),
-            None => Err(Errno::PERM),
+        let peer = match PeerEnd::known(&answer, &socket, &self.tables) {
+            Some(known) => Ok(known),
+            None => match self.owner(end)? {
+                Some(owner) => PeerEnd::of(&answer, &socket, owner),
+                None => Err(Errno::PERM),
+            },
         };
         let Ok(peer) = peer else {
             tracing::warn!(%remote, "a process answered that does not have the other end of the connection");
             return Ok(None);
         };
-        let notifications = passed.notifications(&self.peers)?;
+        let notifications = passed.notifications(&self.peers, peer.is_known())?;
         let notifications = (notifications, answer.slot());
         let introduction = Introduction::initiate(&self.tables, socket, challenge, peer);
         let outgoing = Direction::FromInitiator;
@@ -203,16 +207,21 @@ impl SameHost {
     /// Takes up the offer for the accepted connection, if there is one, and answers it.
     pub(super) fn take_up(&self, offers: &Offers, end: TcpEnd) -> Option<Connection> {
         let remote = end.remote;
+        if !self.local.is_local(remote.ip()) {
+            return None;
+        }
         let socket = offers.find(remote)?;
-        let owner = self.owner(end).ok()?;
         let (offer, mut passed) = messages::receive::<Greeting>(&socket, false, &self.descriptors).ok()?;
-        let peer = owner.and_then(|owner| PeerEnd::of(&offer, &socket, owner).ok());
+        let peer = PeerEnd::known(&offer, &socket, &self.tables).or_else(|| {
+            let owner = self.owner(end).ok()??;
+            PeerEnd::of(&offer, &socket, owner).ok()
+        });
         let Some(peer) = peer.filter(|_| !offer.is_of_datagrams()) else {
             tracing::warn!(%remote, "a process offered memory that does not have the other end of the connection");
             return None;
         };
-        let (memory, _) = passed.take(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
-        let notifications = passed.notifications(&self.peers).ok()?;
+        let memory = passed.once(|fd| SharedMemory::open(fd, layout::MEMORY)).ok()?;
+        let notifications = passed.notifications(&self.peers, peer.is_known()).ok()?;
         let slot = self.notifications.slot()?;
         let greeting = Greeting::new(remote, slot.number).with_socket(end.socket);
         let introduction = Introduction::respond(&self.tables, socket, self.tables.challenge(), peer);

@@ -7,8 +7,10 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use urnic_sync::Mutex;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -120,21 +122,51 @@ const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
 const RTN_LOCAL: u8 = 2;
 
-/// A netlink socket for queries of routes.
+/// The time for which an answer counts. A connection to an address that has come to this host
+/// since uses TCP; for an address that has left it, no process is found.
+const CURRENT: Duration = Duration::from_secs(1);
+/// Most answers that are stored.
+const ANSWERS: usize = 64;
+
+/// A netlink socket for queries of routes, and the last answers.
 #[derive(Debug)]
-pub(super) struct Routes(Mutex<Socket>);
+pub(super) struct Routes {
+    socket: Mutex<Socket>,
+    answers: Mutex<HashMap<IpAddr, (Instant, bool)>>,
+}
 
 impl Routes {
     /// # Errors
     /// Those of opening a netlink socket.
     pub(super) fn new(descriptors: &Arc<Descriptors>) -> Result<Routes, Errno> {
-        Socket::open(None, descriptors).map(Mutex::new).map(Routes)
+        Ok(Routes {
+            socket: Mutex::new(Socket::open(None, descriptors)?),
+            answers: Mutex::default(),
+        })
     }
 
-    /// Whether packets to an address stay on this host; `false` if the kernel does not answer.
+    /// Whether packets to an address stay on this host, now or a moment ago; `false` if the kernel
+    /// does not answer.
     pub(super) fn is_local(&self, ip: IpAddr) -> bool {
+        let (ip, now) = (ip.to_canonical(), Instant::now());
+        let known = self.answers.lock().get(&ip).copied();
+        if let Some((since, is_local)) = known
+            && now.duration_since(since) < CURRENT
+        {
+            return is_local;
+        }
+        let is_local = self.ask(ip);
+        let mut answers = self.answers.lock();
+        if answers.len() >= ANSWERS {
+            answers.clear();
+        }
+        answers.insert(ip, (now, is_local));
+        is_local
+    }
+
+    fn ask(&self, ip: IpAddr) -> bool {
         let mut address = [0; 16];
-        let (family, len) = match ip.to_canonical() {
+        let (family, len) = match ip {
             IpAddr::V4(v4) => {
                 address[..4].copy_from_slice(&v4.octets());
                 (AddressFamily::INET, 4)
@@ -157,7 +189,7 @@ impl Routes {
             address,
         };
         let request = request.as_bytes();
-        let socket = self.0.lock();
+        let socket = self.socket.lock();
         let answer = socket.ask::<Answer>(request.get(..request.len() - unused).unwrap_or_default());
         answer.is_ok_and(|answer| answer.header.kind == RTM_NEWROUTE && answer.route.kind == RTN_LOCAL)
     }

@@ -100,21 +100,37 @@ impl PortNames {
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         let names = [Some(remote.ip()), Some(any), None];
-        names
+        let names = names
             .into_iter()
-            .find_map(|ip| self.connect_to(&name(of, ip, remote.port()).ok()?))
-    }
-
-    fn connect_to(&self, name: &SocketAddrUnix) -> Option<LocalSocket> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
-        let socket = self.descriptors.adopt(socket).ok()?;
-        connect(&socket, name).ok()?;
-        let socket = LocalSocket::new(socket, &self.blocking);
-        let is_own = socket.uid().is_ok_and(|uid| self.is_own(uid));
-        if !is_own {
+            .filter_map(|ip| name(of, ip, remote.port()).ok());
+        let mut unconnected = None;
+        for name in names {
+            let socket = match unconnected.take() {
+                Some(socket) => socket,
+                None => self.socket()?,
+            };
+            if connect(&socket, &name).is_err() {
+                unconnected = Some(socket);
+                continue;
+            }
+            let socket = LocalSocket::new(socket, &self.blocking);
+            if socket.uid().is_ok_and(|uid| self.is_own(uid)) {
+                return Some(socket);
+            }
             tracing::debug!("another user has the name of a port on this host");
         }
-        is_own.then_some(socket)
+        None
+    }
+
+    /// A socket that is not connected.
+    fn socket(&self) -> Option<Descriptor> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
+        self.descriptors.adopt(socket).ok()
+    }
+
+    /// Whether packets to an address stay on this host.
+    pub(super) fn is_local(&self, ip: IpAddr) -> bool {
+        self.routes.is_local(ip)
     }
 }
 

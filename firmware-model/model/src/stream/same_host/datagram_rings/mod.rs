@@ -229,7 +229,7 @@ impl DatagramPort {
         let Ok((message, mut passed)) = answer else {
             return;
         };
-        let Ok(notifications) = passed.notifications(&self.datagram_rings.peers) else {
+        let Ok(notifications) = passed.notifications(&self.datagram_rings.peers, false) else {
             return;
         };
         tracing::debug!(%destination, "datagrams to this port pass through memory");

@@ -103,7 +103,7 @@ impl PeerProcess {
 
     /// Whether the process has not ended, nor run another program since; and that of its host has
     /// not ended.
-    pub(super) fn is_there(&self) -> bool {
+    pub(in crate::stream::same_host) fn is_there(&self) -> bool {
         let host_lives = self.host.as_ref().is_none_or(|host| lives(host.life.as_fd()));
         lives(self.life.as_fd()) && host_lives && self.prove().is_ok()
     }
