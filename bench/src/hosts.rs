@@ -35,7 +35,7 @@ const OPERATIONS: [Operation; 3] = [
         what: "Write",
         latency: "ib_write_lat",
         bandwidth: "ib_write_bw",
-        count: 5_000,
+        count: 3_000,
         at_most: 1.5,
     },
     Operation {
@@ -211,12 +211,19 @@ fn streams(
         let name = format!("hosts: {} {{}}, {connection}{pin}", operation.what);
         for (size, options) in STREAMS {
             let what = name.replace("{}", size);
-            let row = Row::new(&what, "MiB/s", "raw TCP, one stream", Aim::AtLeast(1.2));
-            groups.push(group(place, vec![row], move |place| {
+            let row = |against, aim| Row::new(&what, "MiB/s", against, aim);
+            let rows = vec![
+                row("raw TCP, as iperf3", Aim::AtLeast(1.2)),
+                row("raw TCP, TCP_NODELAY", Aim::Report),
+            ];
+            groups.push(group(place, rows, move |place| {
                 let options = format!("{options} {option}");
                 let ours = tried(|| ours::bandwidth(place, operation.bandwidth, &options));
-                let theirs = tried(|| Ok(raw::stream(place, STREAM.0, STREAM.1)));
-                vec![(ours, Some(theirs))]
+                let stream = |mode| tried(move || Ok(raw::stream(place, mode, STREAM.0, STREAM.1)));
+                vec![
+                    (ours.clone(), Some(stream("stream"))),
+                    (ours, Some(stream("nodelay"))),
+                ]
             }));
         }
         let row = |against, aim| Row::new(&name.replace("{}", "64 B"), "M/s", against, aim);
@@ -235,7 +242,7 @@ fn streams(
             let mut figures = vec![(ours.clone(), Some(Ok(2.5)))];
             if is_send {
                 let ucx = ucx::over_tcp(place);
-                let theirs = tried(|| ucx::messages(place, &ucx, 64, 200_000));
+                let theirs = tried(|| ucx::messages(place, &ucx, 64, 100_000));
                 figures.push((ours, Some(theirs)));
             }
             figures
@@ -295,7 +302,7 @@ fn far(place: &Place) -> Vec<Group> {
     let options = format!("-s {size} -n {count}");
     let is_network = place.is_two_hosts();
     let (network, against) = match is_network {
-        true => ("20 ms, loss 0.1 %", "raw TCP, one stream"),
+        true => ("20 ms, loss 0.1 %", "raw TCP, as iperf3"),
         false => ("20 ms by --faults", ""),
     };
     let here = Ok(place.delayed());
@@ -314,7 +321,7 @@ fn far(place: &Place) -> Vec<Group> {
             };
             let place = made.get_or_init(make).clone();
             let ours = tried(|| ours::bandwidth(&place.clone()?, operation.bandwidth, &options));
-            let theirs = is_network.then(|| tried(|| Ok(raw::stream(&place?, size, count))));
+            let theirs = is_network.then(|| tried(|| Ok(raw::stream(&place?, "stream", size, count))));
             vec![(ours, theirs)]
         };
         Group {

@@ -12,9 +12,16 @@ use crate::table::Measured;
 /// A program of UCX with UCX's own TCP, on the interface of this place, as urnic and raw TCP use
 /// it; by default UCX would choose another.
 pub(crate) fn with_tcp(place: &Place, program: Program) -> Program {
-    program
+    let program = program
         .env("UCX_TLS", "tcp")
-        .env("UCX_NET_DEVICES", place.interface)
+        .env("UCX_NET_DEVICES", place.interface);
+    if !place.is_two_hosts() {
+        return program;
+    }
+    // UCX finds network interfaces in /sys, which shows those of the namespace where it was
+    // mounted.
+    let mount = "mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
+    program.through(["unshare", "--mount", "sh", "-c", mount])
 }
 
 /// A program of UCX with shared memory and the kernel's copies between processes.
@@ -39,25 +46,16 @@ pub(crate) fn over_memory() -> Program {
     with_memory(Program::plain("ucx_perftest"))
 }
 
-/// UCX finds network interfaces in /sys, which shows those of the namespace where it was mounted.
-fn in_its_network(place: &Place, program: Program) -> Program {
-    let mount = "mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
-    match place.interface {
-        "lo" => program,
-        _ => program.through(["unshare", "--mount", "sh", "-c", mount]),
-    }
-}
-
 /// The numbers of the result of a test: iterations, median, average and overall latency, bandwidths
 /// and message rates.
 fn result(place: &Place, ucx: &Program, test: &str) -> Measured<Vec<f64>> {
     installed("ucx_perftest")?;
     let port = free_port();
     let server = ucx.clone().line(&format!("-p {port}"));
-    let mut server = place.server(&in_its_network(place, server)).spawn();
+    let mut server = place.server(&server).spawn();
     server.wait_until_listening(port);
     let test = format!("{} -p {port} -f {test}", place.address);
-    let client = in_its_network(place, ucx.clone().line(&test));
+    let client = ucx.clone().line(&test);
     let text = place.client(&client).run_for(Duration::from_secs(120)).success();
     server.wait().success();
     let numbers = |line: &str| {
