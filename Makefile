@@ -95,13 +95,13 @@ cross: ## build for arm64 and musl; run programs over both, and unit tests (adds
 toolchains: ## run `make demo` with the oldest Rust supported, the default one and the newest stable one (installs them by rustup)
 	@scripts/toolchains
 
-bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run
+bench: ## compare speed and cost with raw TCP, UCX and NFS over TCP, as ratios from one run (PART=hosts: only between hosts)
 	@scripts/setup build bench nfs
 	@$(DO) 'building urnic and urnic-bench, optimised (some minutes the first time)' \
 		$(CARGO) build --release $(PLUGIN) -p urnic-bench
 	@$(DO) 'building urnic-nfs, optimised (some minutes the first time)' $(CARGO) build --release $(RPCRDMA) -p urnic-nfs
 	@echo 'urnic: measuring (some minutes)' >&2
-	@$(TARGET)/release/urnic-bench
+	@$(TARGET)/release/urnic-bench $(PART)
 
 soak: ## run the long tests: millions of messages, hundreds of runs, valgrind, asan (an hour or more)
 	@scripts/setup build test test-all

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use urnic_tests::build::{compiled, compiled_with, plugin};
 use urnic_tests::skip::installed;
-use urnic_tests::{Folder, Pair, Program, Running};
+use urnic_tests::{Folder, Program, Running};
 
 use urnic_console::complain;
 
+use crate::place::Place;
 use crate::table::{Aim, Measured, Row, tried};
 use crate::ucx;
 
@@ -33,8 +34,24 @@ const MESSAGES: usize = 3000;
 const RUNS: usize = 6;
 const AGREEMENT: f64 = 0.01;
 
-/// Where messages pass: the name in the table, and the value of urnic's option `same_host`.
-const WAYS: [(&str, &str); 2] = [("host", "auto"), ("TCP", "off")];
+/// Where messages pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Through memory, on one host.
+    Host,
+    /// Between hosts.
+    Tcp,
+}
+
+impl Way {
+    /// The name in the table.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Tcp => "TCP",
+        }
+    }
+}
 
 /// A kind of message.
 struct Kind {
@@ -91,51 +108,44 @@ impl Count {
     }
 }
 
-/// The rows, in the order of [`measure`].
-pub(crate) fn rows() -> Vec<Row> {
+/// The rows of a way, in the order of [`measure`].
+pub(crate) fn rows(way: Way) -> Vec<Row> {
     let row = |what: &str, against| Row::new(what, "insn", against, Aim::Report);
+    let name = way.name();
     let mut rows = Vec::new();
-    for (at, (way, _)) in WAYS.into_iter().enumerate() {
-        for kind in &KINDS {
-            rows.push(row(&format!("{way}: {}, both ends", kind.what), kind.against[at]));
-            for end in kind.ends {
-                rows.push(row(&format!("{way}: {}, {end}", kind.what), ""));
-            }
+    for kind in &KINDS {
+        let against = kind.against[way as usize];
+        rows.push(row(&format!("{name}: {}, both ends", kind.what), against));
+        for end in kind.ends {
+            rows.push(row(&format!("{name}: {}, {end}", kind.what), ""));
         }
-        rows.push(row(
-            &format!("{way}: ib_send_lat 8 B, one end"),
-            KINDS[0].against[at],
-        ));
     }
+    let against = KINDS[0].against[way as usize];
+    rows.push(row(&format!("{name}: ib_send_lat 8 B, one end"), against));
     rows
 }
 
-/// Measures all rows.
-pub(crate) fn measure(rows: &mut [Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    complain("urnic-bench", "counting instructions");
+/// Measures the rows of a way.
+pub(crate) fn measure(rows: &mut [Row], way: Way, place: &Place) {
+    complain("urnic-bench", &format!("counting instructions ({})", way.name()));
     let mut rows = rows.iter_mut();
     let mut add = |ours: Measured<f64>, theirs: Option<Measured<f64>>| {
         if let Some(row) = rows.next() {
             row.add(ours, theirs);
         }
     };
-    for (way, same_host) in WAYS {
-        let mut tagged = None;
-        for kind in &KINDS {
-            let ours = agreeing(|| by_urnic(&compiled("one_by_one")?, kind.ours, same_host));
-            let theirs = agreeing(|| by_ucx(kind.theirs, way)).map(Count::one_way);
-            tagged.get_or_insert(theirs.clone());
-            add(ours.clone().map(Count::sum), Some(theirs));
-            add(ours.clone().map(|count| count.client), None);
-            add(ours.map(|count| count.server), None);
-        }
-        let options = "-d urnic0 -F -s 8 --use_old_post_send";
-        let ours = agreeing(|| by_urnic(&installed("ib_send_lat")?, options, same_host));
-        add(ours.map(Count::one_way), tagged);
+    let mut tagged = None;
+    for kind in &KINDS {
+        let ours = agreeing(|| by_urnic(&compiled("one_by_one")?, kind.ours, place));
+        let theirs = agreeing(|| by_ucx(kind.theirs, way, place)).map(Count::one_way);
+        tagged.get_or_insert(theirs.clone());
+        add(ours.clone().map(Count::sum), Some(theirs));
+        add(ours.clone().map(|count| count.client), None);
+        add(ours.map(|count| count.server), None);
     }
+    let options = "-d urnic0 -F -s 8 --use_old_post_send";
+    let ours = agreeing(|| by_urnic(&installed("ib_send_lat")?, options, place));
+    add(ours.map(Count::one_way), tagged);
 }
 
 /// Measures until two runs agree with the least, which is the result. (A background thread that has
@@ -155,26 +165,27 @@ fn agreeing(run: impl Fn() -> Measured<Count>) -> Measured<Count> {
     Err(format!("the runs do not agree: {} instructions", sums.join(", ")))
 }
 
-fn by_urnic(program: &std::path::Path, options: &str, same_host: &str) -> Measured<Count> {
+fn by_urnic(program: &std::path::Path, options: &str, place: &Place) -> Measured<Count> {
     let mut plugins = plugin().as_os_str().to_owned();
     plugins.push(":");
     plugins.push(turns()?);
     let valgrind = Program::new("valgrind").plugin_at(plugins);
-    let valgrind = valgrind.env("URNIC_SAME_HOST", same_host);
     counted(
+        place,
         &valgrind,
         &format!("{} {options} -n {MESSAGES}", program.display()),
     )
 }
 
-fn by_ucx(test: &str, way: &str) -> Measured<Count> {
+fn by_ucx(test: &str, way: Way, place: &Place) -> Measured<Count> {
     let program = installed("ucx_perftest")?;
     let valgrind = Program::plain("valgrind").env("LD_PRELOAD", turns()?);
     let valgrind = match way {
-        "host" => ucx::with_memory(valgrind),
-        _ => ucx::with_tcp(valgrind),
+        Way::Host => ucx::with_memory(valgrind),
+        Way::Tcp => ucx::with_tcp(place, valgrind),
     };
     counted(
+        place,
         &valgrind,
         &format!("{} {test} -f -w 0 -n {MESSAGES}", program.display()),
     )
@@ -187,7 +198,7 @@ fn turns() -> Measured<std::path::PathBuf> {
 }
 
 /// Runs both ends of this program by `valgrind`.
-fn counted(valgrind: &Program, line: &str) -> Measured<Count> {
+fn counted(place: &Place, valgrind: &Program, line: &str) -> Measured<Count> {
     let folder = Folder::new("turns");
     let shared = folder.file("turns");
     std::fs::write(&shared, [0; 4096]).map_err(|error| error.to_string())?;
@@ -199,8 +210,8 @@ fn counted(valgrind: &Program, line: &str) -> Measured<Count> {
             .arg(counts)
             .line(line)
     };
-    let mut pair = Pair::new(&end("server"));
-    pair.client = end("client");
+    let mut pair = place.pair(&end("server"));
+    pair.client = place.client(&end("client"));
     let (server, client) = pair.start();
     let printed = Ends([server, client]).take_turns()?;
     Ok(Count {

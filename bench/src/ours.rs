@@ -6,6 +6,7 @@ use std::time::Duration;
 use urnic_tests::skip::installed;
 use urnic_tests::{Pair, Program, compiled};
 
+use crate::place::Place;
 use crate::raw::Latency;
 use crate::table::Measured;
 
@@ -20,18 +21,32 @@ pub(crate) struct Connections {
     pub(crate) per_second: f64,
 }
 
-/// The numbers of the last line that consists of numbers only.
+/// The numbers of the last line that consists of numbers only. perftest ends its line of bandwidths
+/// late, so a line of the log may follow the last number at once.
 fn figures(text: &str) -> Option<Vec<f64>> {
     let row = |line: &str| {
-        line.split_whitespace()
+        without_log(line)
+            .split_whitespace()
             .map(|word| word.parse().ok())
             .collect::<Option<Vec<f64>>>()
     };
     text.lines().rev().filter_map(row).find(|row| row.len() >= 2)
 }
 
+/// What is before the line of a log, which begins with `2000-01-01T`.
+fn without_log(line: &str) -> &str {
+    let is_date = |text: &[u8]| {
+        let shape = text
+            .iter()
+            .map(|byte| if byte.is_ascii_digit() { b'0' } else { *byte });
+        shape.eq(*b"0000-00-00T")
+    };
+    let start = line.as_bytes().windows(11).position(is_date);
+    start.map_or(line, |start| &line[..start])
+}
+
 /// A program with this device; `None` is the device in the program's process. Its requests complete
-/// when TCP has taken them, like the writes of the programs over plain TCP.
+/// when the connection has taken them.
 fn program(name: impl AsRef<std::ffi::OsStr>, device: Option<&str>) -> Program {
     Program::new(name)
         .env("URNIC_DEVICE", device.unwrap_or("inproc"))
@@ -45,15 +60,37 @@ fn column(row: &[f64], index: usize) -> Measured<f64> {
         .ok_or_else(|| format!("a row of {} figures has none at {index}", row.len()))
 }
 
-fn perftest(name: &str, options: &str, device: Option<&str>) -> Measured<Vec<f64>> {
+/// The figure in a column of a perftest's row, with this device.
+pub(crate) fn taken(name: &str, options: &str, device: Option<&str>, index: usize) -> Measured<f64> {
     installed(name)?;
     let pair = Pair::new(&program(name, device).line("-d urnic0 -F").line(options)).within(LIMIT);
-    figures(&pair.succeeds().client.output).ok_or_else(|| format!("{name} printed no figures"))
+    let row = figures(&pair.succeeds().client.output).ok_or_else(|| format!("{name} printed no figures"))?;
+    column(&row, index)
 }
 
-/// Latency of half a round trip of 8 bytes.
-pub(crate) fn latency(name: &str) -> Measured<Latency> {
-    latency_of(&perftest(name, "-s 8 -n 50000", None)?)
+/// The last row of a perftest with the options that programs have by default: requests on native
+/// connections complete when they are delivered.
+fn perftest(place: &Place, name: &str, options: &str) -> Measured<Vec<f64>> {
+    installed(name)?;
+    let program = Program::new(name).line("-d urnic0 -F").line(options);
+    let text = place.pair(&program).within(LIMIT).succeeds().client.output;
+    figures(&text).ok_or_else(|| format!("{name} printed no figures"))
+}
+
+/// Latency of half a round trip, or of a Read, in microseconds.
+pub(crate) fn latency(place: &Place, name: &str, options: &str) -> Measured<Latency> {
+    latency_of(&perftest(place, name, options)?)
+}
+
+/// Bandwidth in MiB/s.
+pub(crate) fn bandwidth(place: &Place, name: &str, options: &str) -> Measured<f64> {
+    // bytes, iterations, peak, average, messages
+    column(&perftest(place, name, options)?, 3)
+}
+
+/// Millions of requests per second.
+pub(crate) fn rate(place: &Place, name: &str, options: &str) -> Measured<f64> {
+    column(&perftest(place, name, options)?, 4)
 }
 
 /// Latency of half a round trip of 8 bytes with the identity of a RoCE NIC and these options.
@@ -70,31 +107,8 @@ fn latency_of(row: &[f64]) -> Measured<Latency> {
     Ok(Latency {
         median: column(row, 4)?,
         p99: column(row, 7)?,
+        mean: column(row, 5)?,
     })
-}
-
-/// The last row of a perftest whose requests complete when they are delivered, as they do on
-/// native connections by default.
-fn delivered(name: &str, options: &str) -> Measured<Vec<f64>> {
-    installed(name)?;
-    let program = Program::new(name).line("-d urnic0 -F").line(options);
-    let text = Pair::new(&program).within(LIMIT).succeeds().client.output;
-    figures(&text).ok_or_else(|| format!("{name} printed no figures"))
-}
-
-/// Median latency of half a round trip, or of a Read, of 8 bytes, in microseconds.
-pub(crate) fn delivered_latency(name: &str) -> Measured<f64> {
-    Ok(latency_of(&delivered(name, "-s 8 -n 100000")?)?.median)
-}
-
-/// Bandwidth in MiB/s.
-pub(crate) fn delivered_bandwidth(name: &str, size: usize, count: u64) -> Measured<f64> {
-    column(&delivered(name, &format!("-s {size} -n {count}"))?, 3)
-}
-
-/// Millions of Sends of 64 bytes per second.
-pub(crate) fn delivered_messages() -> Measured<f64> {
-    column(&delivered("ib_send_bw", "-s 64 -n 8000000")?, 4)
 }
 
 /// Median microseconds of the kernel's copies of 8 bytes between processes: by `"write"`, of half a
@@ -124,17 +138,6 @@ pub(crate) fn pingpong(same_host: &str) -> Measured<f64> {
         .ok_or_else(|| "ibv_rc_pingpong printed no figure".to_owned())
 }
 
-/// Bandwidth in MiB/s.
-pub(crate) fn bandwidth(name: &str, size: usize, count: u64, device: Option<&str>) -> Measured<f64> {
-    // bytes, iterations, peak, average, messages
-    column(&perftest(name, &format!("-s {size} -n {count}"), device)?, 3)
-}
-
-/// Millions of messages per second.
-pub(crate) fn messages(name: &str, size: usize, count: u64, device: Option<&str>) -> Measured<f64> {
-    column(&perftest(name, &format!("-s {size} -n {count}"), device)?, 4)
-}
-
 /// The figure in a column of a perftest's row, with this value of the option `completion`.
 pub(crate) fn with_completion(completion: &str, name: &str, options: &str, index: usize) -> Measured<f64> {
     installed(name)?;
@@ -142,11 +145,6 @@ pub(crate) fn with_completion(completion: &str, name: &str, options: &str, index
     let pair = Pair::new(&program.line("-d urnic0 -F").line(options)).within(LIMIT);
     let row = figures(&pair.succeeds().client.output).ok_or_else(|| format!("{name} printed no figures"))?;
     column(&row, index)
-}
-
-/// Millions of requests per second, by a line of options.
-pub(crate) fn rate(name: &str, options: &str) -> Measured<f64> {
-    column(&perftest(name, options, None)?, 4)
 }
 
 /// Microseconds from posting a Send on a queue pair that is its own peer to the receive's
@@ -158,8 +156,8 @@ pub(crate) fn doorbell_to_cqe(device: Option<&str>) -> Measured<f64> {
 }
 
 /// Connects a thousand queue pairs to those of another process.
-pub(crate) fn connections() -> Measured<Connections> {
-    let pair = Pair::new(&Program::new(compiled("connections")?)).within(LIMIT);
+pub(crate) fn connections(place: &Place) -> Measured<Connections> {
+    let pair = place.pair(&Program::new(compiled("connections")?)).within(LIMIT);
     match figures(&pair.succeeds().client.output).as_deref() {
         Some([kibibytes, per_second]) => Ok(Connections {
             kibibytes: *kibibytes,
@@ -204,8 +202,10 @@ pub(crate) struct CmConnections {
 }
 
 /// Establishes a thousand connections by rdma_cm.
-pub(crate) fn cm_connections() -> Measured<CmConnections> {
-    let pair = Pair::new(&Program::new(compiled("cm_connections")?)).within(LIMIT);
+pub(crate) fn cm_connections(place: &Place) -> Measured<CmConnections> {
+    let pair = place
+        .pair(&Program::new(compiled("cm_connections")?))
+        .within(LIMIT);
     match figures(&pair.succeeds().client.output).as_deref() {
         Some([per_second, median, kibibytes]) => Ok(CmConnections {
             per_second: *per_second,
@@ -214,6 +214,18 @@ pub(crate) fn cm_connections() -> Measured<CmConnections> {
         }),
         other => Err(format!("cm_connections printed {other:?}")),
     }
+}
+
+/// Milliseconds of the start-up of eight ranks, of which each connects to each other: by queue
+/// pairs, or by TCP.
+pub(crate) fn all_to_all(place: &Place, queue_pairs: bool) -> Measured<f64> {
+    let program = compiled("all_to_all")?;
+    let program = match queue_pairs {
+        true => Program::new(program),
+        false => Program::plain(program).arg("-t"),
+    };
+    let text = place.pair(&program).within(LIMIT).succeeds().server.output;
+    column(&figures(&text).ok_or("all_to_all printed no figures")?, 1)
 }
 
 /// The result of rstream.
@@ -266,6 +278,12 @@ mod tests {
         assert_eq!(
             figures(text).as_deref(),
             Some(&[65536.0, 5000.0, 4444.61, 4444.11, 0.071106][..])
+        );
+        let text = " 64         1000000          0.00               157.42 		   2.579129\
+                    2026-11-30T03:02:23.036436Z pid 22189 DEBUG urnic_cm::rdma_cm::ids: id 1\n---\n";
+        assert_eq!(
+            figures(text).as_deref(),
+            Some(&[64.0, 1e6, 0.0, 157.42, 2.579129][..])
         );
         assert_eq!(figures("nothing\n1\n"), None);
     }

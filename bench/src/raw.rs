@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use urnic_tests::{Pair, Program};
 
+use crate::place::Place;
+
 /// Exchanges in a ping-pong, and in the warm-up before it, which is not counted.
-const EXCHANGES: usize = 50_000;
+const EXCHANGES: usize = 20_000;
 const WARM_UP: usize = 2_000;
 
-/// Size of a ping.
-const PING: usize = 8;
+/// The other segment of each way of a ping-pong with two: as an FPDU of a message without payload.
+const SECOND: usize = 24;
 
 /// The number of connections, established one after the other.
 const CONNECTS: usize = 5_000;
@@ -23,11 +25,17 @@ const CONNECTS: usize = 5_000;
 pub(crate) struct Latency {
     pub(crate) median: f64,
     pub(crate) p99: f64,
+    pub(crate) mean: f64,
 }
 
-fn pair(args: &str) -> Pair {
+/// This program as an end: `raw ARGS`.
+pub(crate) fn program(args: &str) -> Program {
     let program = std::env::current_exe().expect("the path of this program");
-    Pair::new(&Program::plain(program).arg("raw").line(args)).within(Duration::from_secs(120))
+    Program::plain(program).arg("raw").line(args)
+}
+
+fn pair(place: &Place, args: &str) -> Pair {
+    place.pair(&program(args)).within(Duration::from_secs(120))
 }
 
 /// The numbers on the last line that the client printed.
@@ -38,23 +46,25 @@ fn numbers(pair: &Pair) -> Vec<f64> {
         .collect()
 }
 
-/// A ping-pong in which both sides `spin` on a non-blocking socket, or `block`; `udp`: both
-/// spin on UDP sockets.
-pub(crate) fn ping_pong(mode: &str) -> Latency {
-    match numbers(&pair(mode)).as_slice() {
-        [median, p99] => Latency {
+/// A ping-pong of `size` bytes in which both sides `spin` on a non-blocking socket; `two`: with a
+/// further segment each way; `udp`: on UDP sockets.
+pub(crate) fn ping_pong(place: &Place, mode: &str, size: usize) -> Latency {
+    match numbers(&pair(place, &format!("{mode} {size} {EXCHANGES}"))).as_slice() {
+        [median, p99, mean] => Latency {
             median: *median,
             p99: *p99,
+            mean: *mean,
         },
         other => panic!("raw {mode} printed {other:?}"),
     }
 }
 
-/// A stream of `count` writes of `size` bytes, in MiB/s.
-pub(crate) fn stream(size: usize, count: u64) -> f64 {
-    match numbers(&pair(&format!("stream {size} {count}"))).as_slice() {
+/// A stream of `count` writes of `size` bytes, in MiB/s: a `stream` as iperf3 makes it, or one with
+/// `nodelay`.
+pub(crate) fn stream(place: &Place, mode: &str, size: usize, count: u64) -> f64 {
+    match numbers(&pair(place, &format!("{mode} {size} {count}"))).as_slice() {
         [rate] => *rate,
-        other => panic!("raw stream printed {other:?}"),
+        other => panic!("raw {mode} printed {other:?}"),
     }
 }
 
@@ -68,8 +78,8 @@ pub(crate) struct Connects {
 }
 
 /// Establishes [`CONNECTS`] connections.
-pub(crate) fn connects() -> Connects {
-    match numbers(&pair("connect")).as_slice() {
+pub(crate) fn connects(place: &Place) -> Connects {
+    match numbers(&pair(place, "connect")).as_slice() {
         [per_second, median] => Connects {
             per_second: *per_second,
             median: *median,
@@ -90,9 +100,10 @@ pub(crate) fn main(args: &[&str]) -> ExitCode {
 }
 
 fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: raw spin|block|udp|connect|stream SIZE COUNT -p PORT [HOST]";
+    let usage = "usage: raw connect | spin|two|udp|stream|nodelay SIZE COUNT, then -p PORT [HOST]";
     let at = args.iter().position(|arg| *arg == "-p").ok_or(usage)?;
     let (what, rest) = args.split_at(at);
+    let kind = *what.first().ok_or(usage)?;
     let port: u16 = rest.get(1).ok_or(usage)?.parse()?;
     let host = rest.get(2);
     let meet = || -> std::io::Result<TcpStream> {
@@ -100,19 +111,25 @@ fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
             Some(host) => TcpStream::connect((*host, port))?,
             None => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?.accept()?.0,
         };
-        stream.set_nodelay(true)?;
+        stream.set_nodelay(kind != "stream")?;
         Ok(stream)
     };
     match what {
         ["connect"] => Ok(connect(host.unwrap_or(&""), port)?),
-        ["spin"] => {
+        ["spin" | "two", size, count] => {
             let stream = meet()?;
             stream.set_nonblocking(true)?;
-            Ok(exchange(over_tcp(stream), host.is_some())?)
+            let second = if kind == "two" { SECOND } else { 0 };
+            let (end, size) = (over_tcp(stream, second), second + size.parse::<usize>()?);
+            Ok(exchange(end, size, count.parse()?, host.is_some())?)
         }
-        ["block"] => Ok(exchange(over_tcp(meet()?), host.is_some())?),
-        ["udp"] => Ok(exchange(over_udp(meet()?)?, host.is_some())?),
-        ["stream", size, count] => Ok(flow(meet()?, host.is_some(), size.parse()?, count.parse()?)?),
+        ["udp", size, count] => {
+            let end = over_udp(meet()?)?;
+            Ok(exchange(end, size.parse()?, count.parse()?, host.is_some())?)
+        }
+        ["stream" | "nodelay", size, count] => {
+            Ok(flow(meet()?, host.is_some(), size.parse()?, count.parse()?)?)
+        }
         _ => Err(usage.into()),
     }
 }
@@ -142,9 +159,15 @@ enum Step {
     Receive,
 }
 
-fn over_tcp(mut stream: TcpStream) -> impl FnMut(Step, &mut [u8]) -> std::io::Result<()> {
+/// Both ends spin on a TCP connection; the first `second` bytes of a ping are a segment of their
+/// own.
+fn over_tcp(mut stream: TcpStream, second: usize) -> impl FnMut(Step, &mut [u8]) -> std::io::Result<()> {
     move |step, ping| match step {
-        Step::Send => stream.write_all(ping),
+        Step::Send => {
+            let (first, rest) = ping.split_at(second);
+            stream.write_all(first)?;
+            stream.write_all(rest)
+        }
         Step::Receive => read_all(&mut stream, ping),
     }
 }
@@ -171,10 +194,15 @@ fn over_udp(mut stream: TcpStream) -> std::io::Result<impl FnMut(Step, &mut [u8]
     })
 }
 
-fn exchange(mut end: impl FnMut(Step, &mut [u8]) -> std::io::Result<()>, first: bool) -> std::io::Result<()> {
-    let mut ping = [0; PING];
-    let mut times = Vec::with_capacity(EXCHANGES);
-    for _ in 0..WARM_UP + EXCHANGES {
+fn exchange(
+    mut end: impl FnMut(Step, &mut [u8]) -> std::io::Result<()>,
+    size: usize,
+    count: usize,
+    first: bool,
+) -> std::io::Result<()> {
+    let mut ping = vec![0; size];
+    let mut times = Vec::with_capacity(WARM_UP + count);
+    for _ in 0..WARM_UP + count {
         let start = Instant::now();
         if first {
             end(Step::Send, &mut ping)?;
@@ -189,11 +217,9 @@ fn exchange(mut end: impl FnMut(Step, &mut [u8]) -> std::io::Result<()>, first: 
         let counted = &mut times[WARM_UP..];
         counted.sort_unstable();
         let half_us = |at: usize| counted[at].as_secs_f64() * 1e6 / 2.0;
-        print_figures(&format!(
-            "{} {}\n",
-            half_us(EXCHANGES / 2),
-            half_us(EXCHANGES * 99 / 100)
-        ))?;
+        let mean = counted.iter().sum::<Duration>().as_secs_f64() * 1e6 / 2.0 / count as f64;
+        let (median, p99) = (half_us(count / 2), half_us(count * 99 / 100));
+        print_figures(&format!("{median} {p99} {mean}\n"))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Datagrams, and UCX over urnic: the identity of a RoCE NIC.
 
+use crate::place::Place;
 use crate::table::{Aim, Row, tried};
 use crate::{ours, raw, ucx};
 
@@ -39,16 +40,17 @@ pub(crate) fn measure(rows: &mut [Row]) {
             row.add(ours, Some(theirs));
         }
     };
-    let plain = tried(|| Ok(raw::ping_pong("udp")));
+    let here = &Place::here();
+    let plain = tried(|| Ok(raw::ping_pong(here, "udp", 8)));
     let datagrams = tried(|| ours::roce_latency("ib_send_lat", "-c UD"));
     add(datagrams.map(|lat| lat.median), plain.map(|raw| raw.median));
 
     let connected = tried(|| ours::roce_latency("ib_send_lat", ""));
-    let by_ucx = tried(|| ucx::latency(&ucx::over_urnic(), 8));
-    let over_tcp = tried(|| ucx::latency(&ucx::over_tcp(), 8));
+    let by_ucx = tried(|| ucx::latency(here, &ucx::over_urnic(), 8));
+    let over_tcp = tried(|| ucx::latency(here, &ucx::over_tcp(here), 8));
     add(by_ucx.clone(), connected.map(|lat| lat.median + UCX_ITSELF));
     add(by_ucx, over_tcp);
 
-    let rate = |program| tried(move || ucx::messages(&program, 64, 1_000_000));
-    add(rate(ucx::over_urnic()), rate(ucx::over_tcp()));
+    let rate = |program| tried(move || ucx::messages(here, &program, 64, 1_000_000));
+    add(rate(ucx::over_urnic()), rate(ucx::over_tcp(here)));
 }

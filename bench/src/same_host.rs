@@ -1,6 +1,7 @@
 //! Peers on the same host, compared with UCX over shared memory and with the kernel's own copies
 //! between processes.
 
+use crate::place::Place;
 use crate::table::{Aim, Measured, Row, tried};
 use crate::{ours, ucx};
 
@@ -80,21 +81,28 @@ pub(crate) fn measure(rows: &mut [Row]) {
             row.add(ours, Some(theirs));
         }
     };
-    let median = |name| tried(move || ours::delivered_latency(name));
+    let here = &Place::here();
+    let median = |name| tried(move || Ok(ours::latency(here, name, "-s 8 -n 100000")?.median));
     add(
         median("ib_send_lat"),
-        tried(|| ucx::latency(&ucx::over_memory(), 8)),
+        tried(|| ucx::latency(here, &ucx::over_memory(), 8)),
     );
     add(median("ib_write_lat"), tried(|| ours::kernel_copy("write")));
     add(median("ib_read_lat"), tried(|| ours::kernel_copy("read")));
     for (size, _, count) in SIZES {
         for tool in BANDWIDTHS {
-            let theirs = tried(|| ucx::bandwidth(&ucx::over_memory(), size, count));
-            add(tried(|| ours::delivered_bandwidth(tool, size, count)), theirs);
+            let theirs = tried(|| ucx::bandwidth(here, &ucx::over_memory(), size, count));
+            add(
+                tried(|| ours::bandwidth(here, tool, &format!("-s {size} -n {count}"))),
+                theirs,
+            );
         }
     }
-    let theirs = tried(|| ucx::messages(&ucx::over_memory(), 64, 8_000_000));
-    add(tried(ours::delivered_messages), theirs);
+    let theirs = tried(|| ucx::messages(here, &ucx::over_memory(), 64, 8_000_000));
+    add(
+        tried(|| ours::rate(here, "ib_send_bw", "-s 64 -n 8000000")),
+        theirs,
+    );
     let pingpong = |same_host| tried(move || ours::pingpong(same_host));
     add(pingpong("auto"), pingpong("off"));
     let ten = tried(|| ours::among(10));

@@ -30,12 +30,12 @@ pub(crate) fn doorbell_to_cqe() -> Both {
 
 /// MiB/s of messages of 1 MiB.
 pub(crate) fn bandwidth() -> Both {
-    both(|device| ours::bandwidth("ib_write_bw", 1 << 20, 2000, device))
+    both(|device| ours::taken("ib_write_bw", "-s 1048576 -n 2000", device, 3))
 }
 
 /// Millions of messages of 64 bytes per second.
 pub(crate) fn messages() -> Both {
-    both(|device| ours::messages("ib_send_bw", 64, 500_000, device))
+    both(|device| ours::taken("ib_send_bw", "-s 64 -n 500000", device, 4))
 }
 
 /// Millions of Writes of 64 bytes per second by the device's own interface: with shadow doorbells,

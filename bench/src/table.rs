@@ -48,6 +48,11 @@ impl Row {
         }
     }
 
+    /// The name of the row.
+    pub(crate) fn what(&self) -> &str {
+        &self.what
+    }
+
     /// Adds one round's figures; `None` if there is no figure to compare with.
     pub(crate) fn add(&mut self, ours: Measured<f64>, theirs: Option<Measured<f64>>) {
         self.compared |= theirs.is_some();
@@ -121,8 +126,13 @@ fn spread(values: &[f64]) -> Option<(f64, f64)> {
 
 /// The table, and below it the reasons for missing figures.
 pub(crate) fn text(rows: &[Row]) -> String {
+    let longest = |of: fn(&Row) -> &str, least| {
+        let lengths = rows.iter().map(|row| of(row).chars().count() + 1);
+        lengths.fold(least, usize::max)
+    };
+    let (first, third) = (longest(|row| &row.what, 30), longest(|row| row.against, 26));
     let mut text = format!(
-        "{:<30}{:>16}   {:<26}{:>16}{:>9}   aim\n",
+        "{:<first$}{:>16}   {:<third$}{:>16}{:>9}   aim\n",
         "measured", "ours", "against", "theirs", "ratio"
     );
     for row in rows {
@@ -136,7 +146,7 @@ pub(crate) fn text(rows: &[Row]) -> String {
         let (ours, theirs) = (figure(&row.ours), figure(&row.theirs));
         let _ = writeln!(
             text,
-            "{:<30}{ours:>16}   {:<26}{theirs:>16}{ratio:>9}   {}",
+            "{:<first$}{ours:>16}   {:<third$}{theirs:>16}{ratio:>9}   {}",
             row.what,
             row.against,
             row.result()

@@ -6,12 +6,22 @@ use urnic_tests::Program;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
 
+use crate::place::Place;
 use crate::table::Measured;
 
-/// A program of UCX with UCX's own TCP, on the loopback device, as urnic and raw TCP use it; by
-/// default UCX would choose another.
-pub(crate) fn with_tcp(program: Program) -> Program {
-    program.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo")
+/// A program of UCX with UCX's own TCP, on the interface of this place, as urnic and raw TCP use
+/// it; by default UCX would choose another.
+pub(crate) fn with_tcp(place: &Place, program: Program) -> Program {
+    let program = program
+        .env("UCX_TLS", "tcp")
+        .env("UCX_NET_DEVICES", place.interface);
+    if !place.is_two_hosts() {
+        return program;
+    }
+    // UCX finds network interfaces in /sys, which shows those of the namespace where it was
+    // mounted.
+    let mount = "mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
+    program.through(["unshare", "--mount", "sh", "-c", mount])
 }
 
 /// A program of UCX with shared memory and the kernel's copies between processes.
@@ -20,8 +30,8 @@ pub(crate) fn with_memory(program: Program) -> Program {
 }
 
 /// UCX over TCP.
-pub(crate) fn over_tcp() -> Program {
-    with_tcp(Program::plain("ucx_perftest"))
+pub(crate) fn over_tcp(place: &Place) -> Program {
+    with_tcp(place, Program::plain("ucx_perftest"))
 }
 
 /// UCX over urnic's RC queue pairs.
@@ -38,17 +48,15 @@ pub(crate) fn over_memory() -> Program {
 
 /// The numbers of the result of a test: iterations, median, average and overall latency, bandwidths
 /// and message rates.
-fn result(ucx: &Program, test: &str) -> Measured<Vec<f64>> {
+fn result(place: &Place, ucx: &Program, test: &str) -> Measured<Vec<f64>> {
     installed("ucx_perftest")?;
     let port = free_port();
-    let mut server = ucx.clone().line(&format!("-p {port}")).spawn();
+    let server = ucx.clone().line(&format!("-p {port}"));
+    let mut server = place.server(&server).spawn();
     server.wait_until_listening(port);
-    let test = format!("127.0.0.1 -p {port} -f {test}");
-    let text = ucx
-        .clone()
-        .line(&test)
-        .run_for(Duration::from_secs(120))
-        .success();
+    let test = format!("{} -p {port} -f {test}", place.address);
+    let client = ucx.clone().line(&test);
+    let text = place.client(&client).run_for(Duration::from_secs(120)).success();
     server.wait().success();
     let numbers = |line: &str| {
         let words = line.split_whitespace();
@@ -62,22 +70,22 @@ fn result(ucx: &Program, test: &str) -> Measured<Vec<f64>> {
 }
 
 /// Tagged messages per second, in millions.
-pub(crate) fn messages(ucx: &Program, size: usize, count: u64) -> Measured<f64> {
-    let row = result(ucx, &format!("-t tag_bw -s {size} -n {count}"))?;
+pub(crate) fn messages(place: &Place, ucx: &Program, size: usize, count: u64) -> Measured<f64> {
+    let row = result(place, ucx, &format!("-t tag_bw -s {size} -n {count}"))?;
     row.last()
         .map(|rate| rate / 1e6)
         .ok_or_else(|| "no rate".to_owned())
 }
 
 /// Median of half a round trip of a tagged message, in microseconds.
-pub(crate) fn latency(ucx: &Program, size: usize) -> Measured<f64> {
-    let row = result(ucx, &format!("-t tag_lat -s {size} -n 50000"))?;
+pub(crate) fn latency(place: &Place, ucx: &Program, size: usize) -> Measured<f64> {
+    let row = result(place, ucx, &format!("-t tag_lat -s {size} -n 50000"))?;
     row.get(1).copied().ok_or_else(|| "no latency".to_owned())
 }
 
 /// Bandwidth of tagged messages in MiB/s.
-pub(crate) fn bandwidth(ucx: &Program, size: usize, count: u64) -> Measured<f64> {
+pub(crate) fn bandwidth(place: &Place, ucx: &Program, size: usize, count: u64) -> Measured<f64> {
     // iterations, median, average and overall latency, average and overall bandwidth, rates
-    let row = result(ucx, &format!("-t tag_bw -s {size} -n {count}"))?;
+    let row = result(place, ucx, &format!("-t tag_bw -s {size} -n {count}"))?;
     row.get(5).copied().ok_or_else(|| "no bandwidth".to_owned())
 }

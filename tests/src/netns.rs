@@ -1,5 +1,6 @@
 //! Network namespaces without names: each exists as long as a process of ours holds it, so that
-//! nothing remains even when the tests are killed. They need root.
+//! nothing remains even when the tests are killed. They need root, or a user namespace of a user
+//! who may make one.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -16,6 +17,8 @@ pub struct Netns {
     /// `cat`, in the namespace. It waits for the end of its input, which comes when this process
     /// ends.
     holder: Child,
+    /// The network namespace belongs to the holder's user namespace, whose root is this user.
+    is_of_user: bool,
 }
 
 impl Netns {
@@ -25,17 +28,38 @@ impl Netns {
     /// The reason for a skip.
     pub fn new() -> Result<Self, String> {
         crate::skip::root()?;
+        Self::held_by(&["unshare", "--net", "cat"].map(OsString::from), false)
+    }
+
+    /// Two new namespaces; of a user who is not root, in a user namespace.
+    ///
+    /// # Errors
+    /// The reason why this user has none.
+    pub fn two() -> Result<[Self; 2], String> {
+        if crate::skip::root().is_ok() {
+            return Ok([Self::new()?, Self::new()?]);
+        }
+        let words = ["unshare", "--user", "--map-root-user", "--net", "cat"];
+        let first = Self::held_by(&words.map(OsString::from), true)?;
+        let second = ["unshare", "--net", "cat"].map(OsString::from);
+        let second = Self::held_by(&[first.entry(), second.to_vec()].concat(), true)?;
+        Ok([first, second])
+    }
+
+    /// The namespace that this command, which becomes `cat`, enters.
+    fn held_by(command: &[OsString], is_of_user: bool) -> Result<Self, String> {
         for tool in ["unshare", "nsenter", "ip"] {
             crate::skip::installed(tool)?;
         }
-        let mut command = Command::new("unshare");
-        command
-            .args(["--net", "cat"])
+        let holder = Command::new(&command[0])
+            .args(&command[1..])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let netns = Self {
-            holder: command.spawn().map_err(|error| format!("unshare: {error}"))?,
+            .stderr(Stdio::null())
+            .spawn();
+        let mut netns = Self {
+            holder: holder.map_err(|error| format!("unshare: {error}"))?,
+            is_of_user,
         };
         // unshare leaves our namespace, then becomes cat.
         let ours = std::fs::read_link("/proc/self/ns/net").map_err(|error| error.to_string())?;
@@ -43,10 +67,10 @@ impl Netns {
             let pid = netns.holder.id();
             let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             let theirs = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-            match theirs {
-                Some(theirs) if comm.trim() == "cat" => Some(theirs != ours),
-                None => Some(false),
-                _ => None,
+            match (theirs, netns.holder.try_wait()) {
+                (Some(theirs), Ok(None)) if comm.trim() == "cat" => Some(theirs != ours),
+                (_, Ok(None)) => None,
+                _ => Some(false),
             }
         });
         if entered != Some(true) {
@@ -62,18 +86,24 @@ impl Netns {
     /// # Errors
     /// The reason for a skip.
     pub fn pair() -> Result<[Self; 2], String> {
-        let [a, b] = [Self::new()?, Self::new()?];
+        let netns = [Self::new()?, Self::new()?];
+        Self::join(&netns);
+        Ok(netns)
+    }
+
+    /// Joins two namespaces as those of [`Netns::pair`].
+    pub fn join([a, b]: &[Self; 2]) {
         a.ip(&format!(
             "link add veth0 type veth peer name veth0 netns {}",
             b.holder.id()
         ));
-        for (netns, number) in [(&a, 1), (&b, 2)] {
+        for (netns, number) in [(a, 1), (b, 2)] {
             netns.ip(&format!("addr add 10.77.0.{number}/24 dev veth0"));
             netns.ip(&format!("addr add fd77::{number}/64 dev veth0 nodad"));
             netns.ip("link set veth0 up");
         }
         // A link-local address is tentative, hence no source, until duplicate detection is over.
-        for netns in [&a, &b] {
+        for netns in [a, b] {
             let settled = until(TIME_LIMIT, || {
                 let shown = netns
                     .program(Program::plain("ip").line("-6 addr show dev veth0"))
@@ -83,7 +113,6 @@ impl Netns {
             });
             assert!(settled.is_some(), "veth0's addresses stay tentative");
         }
-        Ok([a, b])
     }
 
     /// Two namespaces with two veths between them: 10.77.0.1 and 10.77.1.1 in the first, 10.77.0.2
@@ -113,8 +142,20 @@ impl Netns {
 
     /// The command that runs the one after it inside.
     pub fn entry(&self) -> Vec<OsString> {
-        let namespace = format!("--net=/proc/{}/ns/net", self.holder.id());
-        ["nsenter", &namespace, "--"].map(OsString::from).to_vec()
+        let holder = format!("/proc/{}/ns", self.holder.id());
+        let user = [
+            format!("--user={holder}/user"),
+            "--preserve-credentials".to_owned(),
+        ];
+        let mut words = vec!["nsenter".to_owned(), format!("--net={holder}/net")];
+        words.extend(user.into_iter().filter(|_| self.is_of_user));
+        words.push("--".to_owned());
+        words.into_iter().map(OsString::from).collect()
+    }
+
+    /// A process that is in the namespace as long as this exists.
+    pub fn holder(&self) -> u32 {
+        self.holder.id()
     }
 
     /// Runs a part of the test inside the namespace, on a separate thread. Sockets created there
