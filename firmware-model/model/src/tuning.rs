@@ -132,6 +132,10 @@ pub(crate) const GATHER_MIN: usize = 2048;
 /// Limit on framed but unsent bytes: small enough to stay in cache, large enough to amortise the
 /// receiver's wake-up (from 128 KiB to 1 MiB, 64 KiB messages gain a third).
 pub(crate) const BACKLOG: u64 = 1 << 20;
+/// The length of an FPDU to a peer that takes FPDUs longer than a TCP segment: each FPDU has a cost
+/// at both ends, and the kernel passes on segments together (streams of 64 KiB messages gain a
+/// third or more). Longer ones gain no more: the peer processes one while the next arrives.
+pub(crate) const LONG_FPDU: u32 = 16 << 10;
 /// The interval of queries of the segment size: each is a system call.
 pub(crate) const MSS_INTERVAL: Duration = Duration::from_secs(1);
 /// An FPDU of which at least this much is missing is read exactly to its end, so that the next one

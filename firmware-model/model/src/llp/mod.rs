@@ -152,6 +152,14 @@ impl Llp {
         }
     }
 
+    /// The peer takes ULPDUs that are longer than the lower layer would choose.
+    #[inline]
+    pub(crate) fn allow_long(&mut self) {
+        if let Llp::Mpa(mpa) = self {
+            mpa.tx.allow_long();
+        }
+    }
+
     /// Reads the stream's segment size if that is due.
     #[inline]
     pub(crate) fn refresh(&mut self, now: &Now<'_>, stream: &dyn Stream) {

@@ -181,10 +181,10 @@ impl Qp {
         self.readable.load(Ordering::Relaxed)
     }
 
-    /// Whether a poll of the stream, without events, finds all the work of this queue pair.
+    /// Whether bytes wait until the socket takes more.
     #[inline]
-    pub(crate) fn only_receives(&self) -> bool {
-        self.is_readable() && !self.blocked.load(Ordering::Relaxed)
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Relaxed)
     }
 
     /// Adds `requests` to those that the runtime makes later.

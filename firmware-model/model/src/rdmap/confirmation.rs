@@ -292,6 +292,12 @@ impl Confirmation {
         self.confirmed(position);
     }
 
+    /// Whether the peer confirms unasked, so that it is another urnic.
+    #[inline]
+    pub(super) fn is_unasked(&self) -> bool {
+        self.source == Source::Messages
+    }
+
     /// Notes that the peer has processed all bytes up to `position`.
     fn confirmed(&mut self, position: u64) {
         self.positions.confirmed = self.positions.confirmed.max(position);

@@ -81,6 +81,12 @@ impl Confirming {
         }
     }
 
+    /// Whether the peer takes confirmations, so that it is another urnic.
+    #[inline]
+    pub(super) fn is_announced(&self) -> bool {
+        self.announced
+    }
+
     /// Notes that a message of the peer is placed or delivered.
     #[inline]
     pub(super) fn message_processed(&mut self) {

@@ -51,10 +51,16 @@ pub(crate) fn progress(core: &Core, last: u32) {
         schedule.note_found();
     }
     let poll_hot = |qp: &Arc<Qp>| {
-        if !qp.only_receives() {
+        if !qp.is_readable() {
             return None;
         }
-        let arrived = qp.kick(core, qp.polled());
+        // A blocked socket is tried again at once: its event comes only when a third of its buffer
+        // is free, and until then the receiver's processor sends what the socket has.
+        let requests = match qp.is_blocked() {
+            true => qp.polled() | Requests::WRITABLE,
+            false => qp.polled(),
+        };
+        let arrived = qp.kick(core, requests);
         hot.note(arrived, || qp.shares_processor());
         Some(arrived)
     };

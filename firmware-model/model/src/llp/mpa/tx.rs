@@ -15,7 +15,7 @@ use crate::llp::ulpdu::{Head, LlpError};
 use crate::memory::{Borrow, BorrowHolder, EntryId, MemoryTable, Pin, Window};
 use crate::stream::{Stream, StreamError};
 use crate::time::{Nanos, Now};
-use crate::tuning::{BACKLOG, GATHER_MIN, MSS_INTERVAL};
+use crate::tuning::{BACKLOG, GATHER_MIN, LONG_FPDU, MSS_INTERVAL};
 use std::sync::Arc;
 use urnic_sync::{Mutex, MutexGuard};
 use urnic_wire::ddp;
@@ -53,6 +53,8 @@ pub(crate) struct FpduSender {
     mss_checked_at: Option<Nanos>,
     /// The stream has a segment size, which may change.
     has_segments: bool,
+    /// The peer takes FPDUs that are longer than a segment.
+    long: bool,
     staging: Option<Buffer>,
     /// Bytes of the staging buffer in use.
     filled: usize,
@@ -80,6 +82,7 @@ impl FpduSender {
             mulpdu: MIN_MULPDU.into(),
             mss_checked_at: None,
             has_segments: true,
+            long: false,
             staging: None,
             filled: 0,
             loose: 0,
@@ -145,7 +148,21 @@ impl FpduSender {
             self.mss_checked_at = Some(now);
             let mss = stream.mss();
             self.has_segments = mss < u32::MAX;
-            self.mulpdu = mulpdu(mss.min(u16::MAX.into()), self.markers).into();
+            // Markers are for receivers that find FPDUs in segments by themselves.
+            let longest = match self.long && !self.markers {
+                true => mss.max(LONG_FPDU),
+                false => mss,
+            };
+            self.mulpdu = mulpdu(longest.min(u16::MAX.into()), self.markers).into();
+        }
+    }
+
+    /// The peer takes FPDUs that are longer than a segment. RFC 5044 §4.5 recommends shorter ones
+    /// for peers that place segments in any order, which no stack above a socket does.
+    #[inline]
+    pub(crate) fn allow_long(&mut self) {
+        if !self.long {
+            (self.long, self.mss_checked_at) = (true, None);
         }
     }
 

@@ -85,6 +85,13 @@ impl Engine {
             let Some(llp) = &mut self.llp else {
                 return TxOutcome::Idle;
             };
+            // RFC 5044 permits FPDUs that are longer than a segment; a urnic takes them.
+            let Rdmap {
+                requester, responder, ..
+            } = &self.rdmap;
+            if requester.confirmation.is_unasked() || responder.confirming.is_announced() {
+                llp.allow_long();
+            }
             llp.refresh(&env.now, stream);
             // A connected stream is ready both ways: RTR is no state of RDMAC verbs, and programs
             // that receive, and send only credits, stay in it (perftest over iWARP).

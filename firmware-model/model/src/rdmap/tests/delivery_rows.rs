@@ -5,7 +5,7 @@ use crate::counters::Counter;
 use crate::rdmap::{Attachment, WithoutReceive};
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
-use crate::tuning::CONFIRMED_MESSAGES;
+use crate::tuning::{CONFIRMED_MESSAGES, LONG_FPDU};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 use urnic_device::vocabulary::{QpState, WcStatus};
@@ -366,9 +366,9 @@ fn vrb_c_23_a_confirmation_goes_alone_when_much_has_arrived() {
 fn vrb_c_23_no_confirmation_comes_between_the_messages_of_a_request() {
     let (mut peer, _) = responder();
     peer.wire.set_capacity(0, 4000);
-    let source = peer.node.filled(&pattern(10_000));
+    let source = peer.node.filled(&pattern(100_000));
     peer.node
-        .post(&Work::new(Opcode::SendImm, 1).sge(source.sge(0, 10_000)));
+        .post(&Work::new(Opcode::SendImm, 1).sge(source.sge(0, 100_000)));
     while peer.node.pump() {}
     peer.leave_open(&fpdu_of(&write_segment(1, 0, b"")));
     let ulpdus = peer.output_ulpdus();
@@ -377,6 +377,20 @@ fn vrb_c_23_no_confirmation_comes_between_the_messages_of_a_request() {
     assert_eq!(confirmations.len(), 1, "{kinds:?}");
     assert_eq!(kinds.last(), Some(&0), "{kinds:?}");
     assert!(others.len() > 3, "{kinds:?}");
+}
+
+#[test]
+fn mpa_f_08_fpdus_are_longer_than_a_segment_after_a_confirmation() {
+    let mut peer = scripted(delivered());
+    let source = peer.node.filled(&pattern(50_000));
+    let send = |cookie| Work::new(Opcode::Send, cookie).sge(source.sge(0, 50_000));
+    let longest = |peer: &mut Scripted| peer.output_ulpdus().iter().map(Vec::len).max();
+    peer.wire.set_mss(1460);
+    peer.node.post(&send(1));
+    assert_eq!(longest(&mut peer), Some(1454));
+    peer.send_ulpdu(&confirmation(1));
+    peer.node.post(&send(2));
+    assert_eq!(longest(&mut peer), Some(LONG_FPDU as usize - 6));
 }
 
 #[test]
