@@ -12,16 +12,21 @@ use std::time::Duration;
 // | `ALL_STREAMS_AFTER`, and every `ALL_STREAMS_EVERY` polls in all | polls all streams, not only the one that last delivered |
 // | every `RELAX_EVERY_POLLS` | makes a short pause |
 // | `YIELD_AFTER_POLLS`, then every `YIELD_EVERY_POLLS` | yields its processor |
-// | `SHARED_YIELD_AFTER_POLLS` | the same, if the peer polls on the same processor |
+// | `YIELD_EARLY_AFTER_POLLS` | the same, if the last yield let the sender run (`schedule/patience.rs`) |
 
 /// Polls in a row without a result after which a poller yields its processor: the sender may wait
 /// for it. A yield costs next to nothing for a poller with a processor of its own.
 pub(crate) const YIELD_AFTER_POLLS: u32 = 256;
 /// Such polls between two further yields.
 pub(crate) const YIELD_EVERY_POLLS: u32 = 16;
-/// Polls before each yield of a poller that shares its processor with the peer that it waits for:
+/// Polls before each yield of a poller that shares its processor with the sender that it waits for:
 /// nothing arrives while it polls.
-pub(crate) const SHARED_YIELD_AFTER_POLLS: u32 = 4;
+pub(crate) const YIELD_EARLY_AFTER_POLLS: u32 = 4;
+/// A yield that takes at least this time let another thread run: without one it takes 0.3 us.
+pub(crate) const YIELD_GAVE: Duration = Duration::from_nanos(1000);
+/// A yield that takes this time gave the processor to a program that computes: a sender that polls
+/// returns it after one turn.
+pub(crate) const YIELD_LOST: Duration = Duration::from_micros(300);
 /// Polls in a row without a result between two short pauses: the processor may share a core with
 /// the one that works for the poller.
 pub(crate) const RELAX_EVERY_POLLS: u32 = 32;

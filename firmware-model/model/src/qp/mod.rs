@@ -12,7 +12,6 @@ use crate::datagram::DatagramParams;
 use crate::events::{Effects, Requests};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream};
-use crate::stream::same_host::Processors;
 use crate::stream::{Ends, Stream};
 use crate::table::Last;
 use crate::time::{Nanos, Now};
@@ -21,7 +20,6 @@ use crate::tuning::{
     BURST_BACKOFF, BURST_RINGS, BURST_RINGS_MAX, GATHERED, GATHERED_IN_MEMORY, IDLE_FLUSHES,
 };
 use crate::{datagram, rdmap};
-use arc_swap::ArcSwapOption;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use turns::Turns;
@@ -60,8 +58,6 @@ pub(crate) struct Qp {
     pub(crate) poller: AtomicUsize,
     /// The number of polls of the peer's poller when this queue pair last read it.
     pub(crate) seen_polls: AtomicU32,
-    /// The processors on which the two ends of a stream in memory poll.
-    pub(crate) processors: ArcSwapOption<Processors>,
 }
 
 /// The state of a queue pair that only the thread with the lock uses.
@@ -143,7 +139,6 @@ impl Qp {
             same_device_peer: AtomicU32::new(0),
             poller: AtomicUsize::new(usize::MAX),
             seen_polls: AtomicU32::new(0),
-            processors: ArcSwapOption::empty(),
             turns: Turns::new(Inner {
                 engine,
                 stream: None,
@@ -157,15 +152,6 @@ impl Qp {
                 delays: false,
             }),
         }
-    }
-
-    /// Whether the peer of a stream in memory polls on the processor of this thread, which polls
-    /// without result.
-    pub(crate) fn shares_processor(&self) -> bool {
-        self.processors
-            .load()
-            .as_ref()
-            .is_some_and(|processors| processors.are_one())
     }
 
     pub(crate) fn uses_srq(&self, srqid: u32) -> bool {

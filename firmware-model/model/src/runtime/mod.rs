@@ -55,7 +55,7 @@ pub(crate) fn progress(core: &Core, last: u32) {
             return None;
         }
         let arrived = qp.kick(core, qp.polled());
-        hot.note(arrived, || qp.shares_processor());
+        hot.note(arrived, || yield_now(core));
         Some(arrived)
     };
     let qid = match last {
@@ -82,8 +82,16 @@ pub(crate) fn progress(core: &Core, last: u32) {
         schedule.note_found();
     }
     if polled.arrived.is_some() || found.is_none() {
-        hot.note(polled.arrived.is_some(), || false);
+        hot.note(polled.arrived.is_some(), || yield_now(core));
     }
+}
+
+/// Yields the processor. Returns the time that this took.
+#[cold]
+fn yield_now(core: &Core) -> Duration {
+    let before = core.clock.now();
+    rustix::thread::sched_yield();
+    core.clock.now().since(before)
 }
 
 /// The calling thread waits until `done` for events of the device, for `timeout` at the longest,

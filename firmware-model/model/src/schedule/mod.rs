@@ -39,6 +39,7 @@
 //! these numbers is in [`tuning`](crate::tuning). [`Hot::note`] sets it to zero when something
 //! arrives.
 
+mod patience;
 mod readiness;
 
 use crate::events::Requests;
@@ -51,8 +52,8 @@ use crate::stream::same_host::{Asleep, SameHost};
 use crate::time::Nanos;
 use crate::tuning::{
     ALL_STREAMS_AFTER, ALL_STREAMS_EVERY, NOTIFICATIONS_EVERY, RELAX_EVERY_POLLS, RELAX_HINTS,
-    SHARED_YIELD_AFTER_POLLS, YIELD_AFTER_POLLS, YIELD_EVERY_POLLS,
 };
+use patience::Patience;
 pub(crate) use readiness::{Readiness, Token};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -441,7 +442,7 @@ pub(crate) struct Hot {
     pub(crate) qid: AtomicU32,
     polls: AtomicU32,
     /// Polls since something came.
-    idle: AtomicU32,
+    patience: Patience,
     /// It came for another queue pair than the one that is polled, and the notification page said
     /// so.
     by_notification: AtomicBool,
@@ -467,7 +468,7 @@ impl Hot {
     #[inline]
     pub(crate) fn is_to_poll_all(&self) -> bool {
         let polls = self.polls();
-        let idle = self.idle.load(Ordering::Relaxed);
+        let idle = self.patience.idle();
         polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
     }
 
@@ -476,7 +477,7 @@ impl Hot {
     /// sender.
     #[inline]
     pub(crate) fn is_to_look_at_notifications(&self) -> bool {
-        let idle = self.idle.load(Ordering::Relaxed);
+        let idle = self.patience.idle();
         self.by_notification.load(Ordering::Relaxed) && idle.is_multiple_of(NOTIFICATIONS_EVERY)
     }
 
@@ -487,21 +488,19 @@ impl Hot {
         self.by_notification.store(by_notification, Ordering::Relaxed);
     }
 
-    /// Notes whether a poll brought something; `is_shared` tells whether the sender may be waiting
-    /// for this processor.
-    pub(crate) fn note(&self, arrived: bool, is_shared: impl FnOnce() -> bool) {
+    /// Notes whether a poll brought something. `yield_now` yields the processor, and returns the
+    /// time that this took.
+    #[inline]
+    pub(crate) fn note(&self, arrived: bool, yield_now: impl FnOnce() -> Duration) {
         if arrived {
-            self.idle.store(0, Ordering::Relaxed);
-            return;
+            return self.patience.note_found();
         }
-        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
-        self.idle.store(idle, Ordering::Relaxed);
+        let (idle, yields) = self.patience.note_nothing();
         if idle >= RELAX_EVERY_POLLS {
             (0..RELAX_HINTS).for_each(|_| std::hint::spin_loop());
         }
-        let is_long = idle >= YIELD_AFTER_POLLS && idle.is_multiple_of(YIELD_EVERY_POLLS);
-        if is_long || idle.is_multiple_of(SHARED_YIELD_AFTER_POLLS) && is_shared() {
-            rustix::thread::sched_yield();
+        if yields {
+            self.patience.note_yield(idle, yield_now());
         }
     }
 }
@@ -516,7 +515,7 @@ mod tests {
         let is_of_all = || {
             hot.count_poll();
             let is_of_all = hot.is_to_poll_all();
-            hot.note(arrived, || false);
+            hot.note(arrived, || Duration::ZERO);
             is_of_all
         };
         std::iter::repeat_with(is_of_all)
@@ -533,7 +532,7 @@ mod tests {
         let heard = || {
             let polls = (0..64).map(|_| {
                 let heard = hot.is_to_look_at_notifications();
-                hot.note(false, || false);
+                hot.note(false, || Duration::ZERO);
                 heard
             });
             polls.filter(|heard| *heard).count()
