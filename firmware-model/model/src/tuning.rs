@@ -47,6 +47,7 @@ pub(crate) const NOTIFICATIONS_EVERY: u32 = 2;
 // | state | left when | ticks every |
 // |---|---|---|
 // | sends are gathered | the burst has ended for `WARM` | `BURST_TICK` |
+// | one-sided messages come at short intervals, and no program polls | nothing arrived for the limit | it polls |
 // | a program polls | a tick finds no poll since the one before | `POLLED_TICK`; `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks that found polls |
 // | something is to be tried again | it succeeds | `RETRY_TICK` |
 // | otherwise | a descriptor is ready, or a timer due | never |
@@ -67,6 +68,34 @@ pub(crate) const POLLED_TICKS_LONG_AFTER: u32 = 32;
 pub(crate) const POLLS_EVERY: Duration = Duration::from_micros(20);
 /// Time without a poll after which a program counts as not polling.
 pub(crate) const POLL_PAUSE: Duration = Duration::from_micros(200);
+/// Empty polls since the last arrival, up to which a one-sided message shows that the program does
+/// not poll at present: it took its completions, and at most made sure that there are no more.
+pub(crate) const LAST_POLLS: u32 = 2;
+/// Factor by which the number of arrivals that pollers must find in a row grows, each time that a
+/// one-sided message had to wait for the next check whether the polls continue.
+pub(crate) const POLLER_BACKOFF: u32 = 4;
+/// Largest number of these arrivals.
+pub(crate) const POLLER_MAX: u32 = 1 << 14;
+
+// Busy-polling by the background thread (`runtime/busy_poll.rs`). The limit of one busy-poll and the
+// share of processor time are options.
+
+/// One-sided messages at short intervals after which the thread busy-polls, at first.
+pub(crate) const BUSY_AFTER: u32 = 8;
+/// Largest number of these messages, after busy-polls in vain.
+pub(crate) const BUSY_AFTER_MAX: u32 = 1 << 12;
+/// The interval at which a thread that busy-polls checks that a processor is free: a check takes 5
+/// us.
+pub(crate) const BUSY_CHECK: Duration = Duration::from_millis(2);
+/// The time without busy-polls after no processor was free.
+pub(crate) const BUSY_RETRY: Duration = Duration::from_millis(20);
+/// Time between two polls of a busy-poll that shows that another thread had the processor.
+pub(crate) const BUSY_PREEMPTED: Duration = Duration::from_micros(100);
+/// Polls of the last stream for each poll of all streams.
+pub(crate) const BUSY_POLLS_PER_WAIT: u32 = 32;
+/// The time over which the share of the processor is measured.
+pub(crate) const BUSY_WINDOW: Duration = Duration::from_millis(100);
+
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
 pub(crate) const RETRY_TICK: Duration = Duration::from_millis(20);

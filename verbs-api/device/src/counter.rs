@@ -99,4 +99,11 @@ counters! {
     /// Doorbells that reached no queue, and had no effect: of an unknown kind, for a number that no
     /// queue of this page has (any more), or in a slot of no queue.
     InvalidDoorbells = "invalid_doorbells",
+    /// RDMA Writes, Reads and atomics from the peer that carried or requested bytes: the program
+    /// gets no completion for them.
+    RxOneSided = "rx_one_sided",
+    /// Messages that the background thread found while it busy-polled.
+    BusyPollFinds = "busy_poll_finds",
+    /// Microseconds for which the background thread busy-polled.
+    BusyPollMicros = "busy_poll_us",
 }

@@ -461,6 +461,9 @@ impl Responder {
         self.writing = !header.last;
         if header.last {
             env.counters.add(Counter::RxMessages, 1);
+            if self.written > 0 {
+                env.counters.add(Counter::RxOneSided, 1);
+            }
         }
     }
 

@@ -14,6 +14,7 @@
 //! The [schedule](crate::schedule) lists the work.
 
 mod background;
+mod busy_poll;
 mod core;
 pub(crate) mod doorbells;
 mod life;
