@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use urnic_model::capture::{Capture, CaptureFile};
 use urnic_model::config::DescriptorWatch;
 use urnic_model::{
-    Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess, RemoteMemory,
-    ThreadStart, host::fault,
+    BusyPoll, Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess,
+    RemoteMemory, ThreadStart, host::fault,
 };
 
 use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
@@ -89,6 +89,8 @@ pub struct Options {
     pub capture: Option<Capture>,
     /// If not, it may pass those to peers on this host through memory.
     pub same_host: bool,
+    /// Busy-polling by the device's thread.
+    pub busy_poll: BusyPoll,
     /// The device's connections follow the plan of faults, in which the device has this name.
     pub faulty: Option<String>,
     /// It places the last byte of a segment of a Write first.
@@ -113,6 +115,7 @@ impl InprocBus {
         let config = ModelConfig {
             addresses,
             same_host: options.same_host,
+            busy_poll: options.busy_poll,
             capture: options.capture,
             faulty: options.faulty,
             last_first: options.last_first,

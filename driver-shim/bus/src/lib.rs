@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use urnic_device::bus::Bus;
+use urnic_model::BusyPoll;
 use urnic_model::capture::CaptureFile;
 
 use urnic_config::{Config, Device, Placement, SameHost};
@@ -41,6 +42,10 @@ pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn
             let faulty = config.faults.as_ref().map(|_| config.name.clone());
             let options = inproc::Options {
                 same_host: config.same_host == SameHost::Auto,
+                busy_poll: BusyPoll {
+                    limit: config.busy_poll.limit,
+                    share: config.busy_poll.share,
+                },
                 capture,
                 faulty,
                 last_first: config.placement == Placement::LastFirst,

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use toml::Value;
 use urnic_faults::Plan;
@@ -207,6 +208,24 @@ pub const OPTIONS: &[Opt] = &[
                others are there, finds old bytes. RDMA does not promise the order. Connections use TCP then, as with same_host=off.",
         set: |c, text| Placement::named(text).map(|v| c.placement = v),
         show: |c| c.placement.name().to_owned(),
+    },
+    Opt {
+        key: "busy_poll.limit_us",
+        takes: "microseconds, 0 to 10000",
+        help: "How long the thread of the device in the process polls a connection for the next RDMA Write, Read or atomic of the peer before it \
+               sleeps. It does so while they arrive at intervals up to this limit, the program does not poll its completion queues, and a \
+               processor is free. 0: the thread always sleeps, which takes some 10 us longer for each message.",
+        set: |c, text| {
+            number(text, 0..=10_000).map(|v: u32| c.busy_poll.limit = Duration::from_micros(v.into()))
+        },
+        show: |c| c.busy_poll.limit.as_micros().to_string(),
+    },
+    Opt {
+        key: "busy_poll.share",
+        takes: "percent, 1 to 100",
+        help: "The share of one processor that the threads of all devices of a process may spend together on that.",
+        set: |c, text| number(text, 1..=100).map(|v| c.busy_poll.share = v),
+        show: |c| c.busy_poll.share.to_string(),
     },
     Opt {
         key: "mpa.crc",

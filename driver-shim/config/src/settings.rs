@@ -118,6 +118,16 @@ pub struct Native {
     pub allow_nat: bool,
 }
 
+/// Busy-polling by the thread of the device in the process, for messages that give the program no
+/// completion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusyPoll {
+    /// How long the thread waits for the next message; 0 = it never busy-polls.
+    pub limit: Duration,
+    /// Percent of one processor that all devices of the process may spend on that.
+    pub share: u32,
+}
+
 /// Connections made with rdma_cm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cm {
@@ -337,6 +347,8 @@ pub struct Config {
     pub same_host: SameHost,
     /// The order in which Writes of peers are placed.
     pub placement: Placement,
+    /// Busy-polling by the device's thread.
+    pub busy_poll: BusyPoll,
     /// MPA start-up.
     pub mpa: Mpa,
     /// Native connections.
@@ -369,6 +381,10 @@ impl Default for Config {
             completion: Completion::Auto,
             same_host: SameHost::Auto,
             placement: Placement::InOrder,
+            busy_poll: BusyPoll {
+                limit: Duration::from_micros(50),
+                share: 100,
+            },
             mpa: Mpa {
                 crc: true,
                 markers: false,

@@ -104,6 +104,24 @@ impl Default for Limits {
     }
 }
 
+/// Busy-polling by the device's thread for messages that give the program no completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BusyPoll {
+    /// How long the thread waits for the next message; 0 = the thread never busy-polls.
+    pub limit: Duration,
+    /// Percent of one processor that the threads of all devices of the process may spend together.
+    pub share: u32,
+}
+
+impl Default for BusyPoll {
+    fn default() -> BusyPoll {
+        BusyPoll {
+            limit: Duration::from_micros(50),
+            share: 100,
+        }
+    }
+}
+
 /// The configuration of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelConfig {
@@ -120,6 +138,8 @@ pub struct ModelConfig {
     /// Connections between processes of this host pass their bytes through shared memory, unless a
     /// capture, faults or the order of placement works on each byte.
     pub same_host: bool,
+    /// Busy-polling by the device's thread.
+    pub busy_poll: BusyPoll,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,
     /// The watch that is informed of the device's file descriptors.
@@ -148,6 +168,7 @@ impl Default for ModelConfig {
             vectors: 9,
             rfc7306: true,
             same_host: false,
+            busy_poll: BusyPoll::default(),
             linger: Duration::from_secs(3),
             descriptors: None,
             thread_start: ThreadStart::default(),

@@ -12,16 +12,21 @@ use std::time::Duration;
 // | `ALL_STREAMS_AFTER`, and every `ALL_STREAMS_EVERY` polls in all | polls all streams, not only the one that last delivered |
 // | every `RELAX_EVERY_POLLS` | makes a short pause |
 // | `YIELD_AFTER_POLLS`, then every `YIELD_EVERY_POLLS` | yields its processor |
-// | `SHARED_YIELD_AFTER_POLLS` | the same, if the peer polls on the same processor |
+// | `YIELD_EARLY_AFTER_POLLS` | the same, if the last yield let the sender run (`schedule/patience.rs`) |
 
 /// Polls in a row without a result after which a poller yields its processor: the sender may wait
 /// for it. A yield costs next to nothing for a poller with a processor of its own.
 pub(crate) const YIELD_AFTER_POLLS: u32 = 256;
 /// Such polls between two further yields.
 pub(crate) const YIELD_EVERY_POLLS: u32 = 16;
-/// Polls before each yield of a poller that shares its processor with the peer that it waits for:
+/// Polls before each yield of a poller that shares its processor with the sender that it waits for:
 /// nothing arrives while it polls.
-pub(crate) const SHARED_YIELD_AFTER_POLLS: u32 = 4;
+pub(crate) const YIELD_EARLY_AFTER_POLLS: u32 = 4;
+/// A yield that takes at least this time let another thread run: without one it takes 0.3 us.
+pub(crate) const YIELD_GAVE: Duration = Duration::from_nanos(1000);
+/// A yield that takes this time gave the processor to a program that computes: a sender that polls
+/// returns it after one turn.
+pub(crate) const YIELD_LOST: Duration = Duration::from_micros(300);
 /// Polls in a row without a result between two short pauses: the processor may share a core with
 /// the one that works for the poller.
 pub(crate) const RELAX_EVERY_POLLS: u32 = 32;
@@ -42,6 +47,7 @@ pub(crate) const NOTIFICATIONS_EVERY: u32 = 2;
 // | state | left when | ticks every |
 // |---|---|---|
 // | sends are gathered | the burst has ended for `WARM` | `BURST_TICK` |
+// | one-sided messages come at short intervals, and no program polls | nothing arrived for the limit | it polls |
 // | a program polls | a tick finds no poll since the one before | `POLLED_TICK`; `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks that found polls |
 // | something is to be tried again | it succeeds | `RETRY_TICK` |
 // | otherwise | a descriptor is ready, or a timer due | never |
@@ -62,6 +68,34 @@ pub(crate) const POLLED_TICKS_LONG_AFTER: u32 = 32;
 pub(crate) const POLLS_EVERY: Duration = Duration::from_micros(20);
 /// Time without a poll after which a program counts as not polling.
 pub(crate) const POLL_PAUSE: Duration = Duration::from_micros(200);
+/// Empty polls since the last arrival, up to which a one-sided message shows that the program does
+/// not poll at present: it took its completions, and at most made sure that there are no more.
+pub(crate) const LAST_POLLS: u32 = 2;
+/// Factor by which the number of arrivals that pollers must find in a row grows, each time that a
+/// one-sided message had to wait for the next check whether the polls continue.
+pub(crate) const POLLER_BACKOFF: u32 = 4;
+/// Largest number of these arrivals.
+pub(crate) const POLLER_MAX: u32 = 1 << 14;
+
+// Busy-polling by the background thread (`runtime/busy_poll.rs`). The limit of one busy-poll and the
+// share of processor time are options.
+
+/// One-sided messages at short intervals after which the thread busy-polls, at first.
+pub(crate) const BUSY_AFTER: u32 = 8;
+/// Largest number of these messages, after busy-polls in vain.
+pub(crate) const BUSY_AFTER_MAX: u32 = 1 << 12;
+/// The interval at which a thread that busy-polls checks that a processor is free: a check takes 5
+/// us.
+pub(crate) const BUSY_CHECK: Duration = Duration::from_millis(2);
+/// The time without busy-polls after no processor was free.
+pub(crate) const BUSY_RETRY: Duration = Duration::from_millis(20);
+/// Time between two polls of a busy-poll that shows that another thread had the processor.
+pub(crate) const BUSY_PREEMPTED: Duration = Duration::from_micros(100);
+/// Polls of the last stream for each poll of all streams.
+pub(crate) const BUSY_POLLS_PER_WAIT: u32 = 32;
+/// The time over which the share of the processor is measured.
+pub(crate) const BUSY_WINDOW: Duration = Duration::from_millis(100);
+
 /// How often listeners that could not accept a connection, and events that found no room, are tried
 /// again.
 pub(crate) const RETRY_TICK: Duration = Duration::from_millis(20);

@@ -104,4 +104,11 @@ counters! {
     TxConfirmations = "tx_confirmations",
     /// Confirmations received.
     RxConfirmations = "rx_confirmations",
+    /// RDMA Writes, Reads and atomics from the peer that carried or requested bytes: the program
+    /// gets no completion for them.
+    RxOneSided = "rx_one_sided",
+    /// Messages that the background thread found while it busy-polled.
+    BusyPollFinds = "busy_poll_finds",
+    /// Microseconds for which the background thread busy-polled.
+    BusyPollMicros = "busy_poll_us",
 }

@@ -12,7 +12,6 @@ use crate::datagram::DatagramParams;
 use crate::events::{Effects, Requests};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream};
-use crate::stream::same_host::Processors;
 use crate::stream::{Ends, Stream};
 use crate::table::Last;
 use crate::time::{Nanos, Now};
@@ -21,7 +20,6 @@ use crate::tuning::{
     BURST_BACKOFF, BURST_RINGS, BURST_RINGS_MAX, GATHERED, GATHERED_IN_MEMORY, IDLE_FLUSHES,
 };
 use crate::{datagram, rdmap};
-use arc_swap::ArcSwapOption;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use turns::Turns;
@@ -60,8 +58,6 @@ pub(crate) struct Qp {
     pub(crate) poller: AtomicUsize,
     /// The number of polls of the peer's poller when this queue pair last read it.
     pub(crate) seen_polls: AtomicU32,
-    /// The processors on which the two ends of a stream in memory poll.
-    pub(crate) processors: ArcSwapOption<Processors>,
 }
 
 /// The state of a queue pair that only the thread with the lock uses.
@@ -145,7 +141,6 @@ impl Qp {
             same_device_peer: AtomicU32::new(0),
             poller: AtomicUsize::new(usize::MAX),
             seen_polls: AtomicU32::new(0),
-            processors: ArcSwapOption::empty(),
             turns: Turns::new(Inner {
                 engine,
                 stream: None,
@@ -162,15 +157,6 @@ impl Qp {
         }
     }
 
-    /// Whether the peer of a stream in memory polls on the processor of this thread, which polls
-    /// without result.
-    pub(crate) fn shares_processor(&self) -> bool {
-        self.processors
-            .load()
-            .as_ref()
-            .is_some_and(|processors| processors.are_one())
-    }
-
     pub(crate) fn uses_srq(&self, srqid: u32) -> bool {
         self.srq.as_ref().is_some_and(|srq| srq.id == srqid)
     }
@@ -181,10 +167,16 @@ impl Qp {
         self.readable.load(Ordering::Relaxed)
     }
 
-    /// Whether bytes wait until the socket takes more.
+    /// The requests of a thread that polls the stream; `None` if a read finds nothing. A blocked
+    /// socket is tried again at once: its event comes only when a third of its buffer is free, and
+    /// until then the receiver's processor sends what the socket has.
     #[inline]
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.blocked.load(Ordering::Relaxed)
+    pub(crate) fn poll_requests(&self) -> Option<Requests> {
+        let writes = match self.blocked.load(Ordering::Relaxed) {
+            true => Requests::WRITABLE,
+            false => Requests::empty(),
+        };
+        self.is_readable().then_some(Requests::RECEIVE | writes)
     }
 
     /// Adds `requests` to those that the runtime makes later.

@@ -147,6 +147,7 @@ impl Answers {
                     }
                 })
                 .map_err(terminate::source)?;
+            env.counters.add(Counter::RxOneSided, 1);
         }
         self.msn = self.msn.wrapping_add(1);
         self.queue.push_back(Request { peer_request, header });

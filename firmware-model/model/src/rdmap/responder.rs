@@ -466,6 +466,9 @@ impl Responder {
         if header.last {
             self.confirming.message_processed();
             env.counters.add(Counter::RxMessages, 1);
+            if self.written > 0 {
+                env.counters.add(Counter::RxOneSided, 1);
+            }
         }
     }
 

@@ -3,20 +3,25 @@
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
 //! does not watch the streams, so that no packet wakes it. It only checks whether the polls have
-//! stopped, [every millisecond or two](Pollers::polled_tick). While sends are gathered, it checks
+//! stopped, [every millisecond or two](Pollers::polled_tick). A one-sided message that arrives while
+//! the program does not poll shows that the program waits in its memory: then this thread stays with
+//! the streams, and [busy-polls](super::busy_poll) if such messages follow each other. While sends are gathered, it checks
 //! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. During a loan
 //! this thread does not serve the streams for the agreed time, and no longer.
 
 use super::Core;
+use super::busy_poll::{Budget, BusyPolling, End, is_processor_free};
 use crate::counters::Counter;
 use crate::events::{Effects, Requests};
+use crate::qp::{LAST, Qp};
 use crate::schedule::{ASLEEP, AWAKE, LENT, Rung, Schedule, TICKING, Timer, Token};
+use crate::shard::SHARDS;
 use crate::sys;
 use crate::sys::failed::FailedCall;
 use crate::time::Nanos;
 use crate::tuning::{
-    BURST_TICK, POLL_PAUSE, POLLED_TICK, POLLED_TICK_LONG, POLLED_TICKS_LONG_AFTER, POLLS_EVERY, RETRY_TICK,
-    WARM,
+    BURST_TICK, BUSY_POLLS_PER_WAIT, BUSY_PREEMPTED, LAST_POLLS, POLL_PAUSE, POLLED_TICK, POLLED_TICK_LONG,
+    POLLED_TICKS_LONG_AFTER, POLLS_EVERY, RETRY_TICK, WARM,
 };
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -90,6 +95,9 @@ struct Loop<'a> {
     core: &'a Core,
     schedule: &'a Schedule,
     pollers: Pollers,
+    busy: BusyPolling,
+    /// The polls of each shard when this thread last found something.
+    seen: [u32; SHARDS],
     /// Whether another thread ended the last sleep early.
     woken: bool,
     /// Pollers drove the device at the last check.
@@ -110,6 +118,8 @@ impl<'a> Loop<'a> {
             core,
             schedule: &core.schedule,
             pollers: Pollers::new(core.schedule.polls()),
+            busy: BusyPolling::new(core.config.busy_poll),
+            seen: [0; SHARDS],
             woken: false,
             driven: false,
             left_to_pollers: false,
@@ -135,7 +145,20 @@ impl<'a> Loop<'a> {
         run_timers(core, now);
         let lingering = schedule.run_lingering(now, mem::take(&mut self.linger_ready));
         self.pollers.check(now, schedule.polls(), self.woken);
+        if self.driven && !self.pollers.have_polled() {
+            // The polls pause: what arrived since may be what the program waits for in its memory.
+            let polled = poll_ready(core, Some(Duration::ZERO));
+            self.note_arrival(&polled);
+            self.linger_ready |= polled.linger;
+        }
         self.driven = self.pollers.go_on() && schedule.is_driven();
+        self.pollers.note_driven(self.driven);
+        if self.driven {
+            self.busy.forget();
+            if self.pollers.are_lasting() {
+                schedule.trust_pollers();
+            }
+        }
         if !self.pollers.go_on() && schedule.is_driven() {
             // The polls have stopped: polls count again only after a poller has found something for
             // a while.
@@ -212,6 +235,12 @@ impl<'a> Loop<'a> {
             // not wake this thread either.
             let missed = schedule.lent(now).is_none() || schedule.pending.load(Ordering::SeqCst);
             !missed && readiness.wait_for_wake(timeout.unwrap_or(lent))
+        } else if !self.left_to_pollers
+            && !schedule.pending.load(Ordering::SeqCst)
+            && let Some((qid, until)) = self.busy.next(now, is_processor_free)
+        {
+            let until = due.map_or(until, |due| until.min(due));
+            self.busy_poll(qid, now, until, stop)
         } else {
             if tick.is_none() {
                 schedule.sleeper.set(ASLEEP);
@@ -220,13 +249,7 @@ impl<'a> Loop<'a> {
             let missed = stop.load(Ordering::SeqCst) || schedule.pending.load(Ordering::SeqCst);
             let timeout = if missed { Some(Duration::ZERO) } else { timeout };
             let polled = poll_ready(self.core, timeout);
-            if polled.arrived.is_some() {
-                match self.pollers.finder(self.core.clock.now(), schedule.polls()) {
-                    Finder::Poller => schedule.note_found(),
-                    Finder::Nobody => schedule.forget_pollers(),
-                    Finder::Unknown => {}
-                }
-            }
+            self.note_arrival(&polled);
             self.linger_ready = polled.linger;
             polled.wake
         };
@@ -235,6 +258,77 @@ impl<'a> Loop<'a> {
             readiness.take_wakes();
         }
     }
+}
+
+impl Loop<'_> {
+    /// Polls the stream of queue pair `qid` until something arrives or `until`, and the others now
+    /// and then. Returns whether another thread woke this one.
+    fn busy_poll(&mut self, qid: u32, now: Nanos, until: Nanos, stop: &AtomicBool) -> bool {
+        let core = self.core;
+        let granted = Budget::take(now, until.since(now), core.config.busy_poll.share);
+        let (mut at, mut polls, mut polled) = (now, 0u32, Polled::default());
+        let end = loop {
+            if stop.load(Ordering::SeqCst) || core.schedule.pending.load(Ordering::SeqCst) {
+                break End::Other;
+            }
+            polls += 1;
+            polled = match core.qps.find_again(qid, &LAST, |qp| poll_stream(core, qp)) {
+                Some(Some(polled)) if !polls.is_multiple_of(BUSY_POLLS_PER_WAIT) => polled,
+                _ => poll_ready(core, Some(Duration::ZERO)),
+            };
+            let before = mem::replace(&mut at, core.clock.now());
+            if polled.arrived.is_some() {
+                break End::Arrival;
+            } else if polled.wake || polled.linger {
+                break End::Other;
+            } else if at.since(before) >= BUSY_PREEMPTED {
+                break End::Preempted;
+            } else if at >= now + granted {
+                break if at >= until { End::Limit } else { End::Other };
+            }
+        };
+        Budget::put_back(granted.saturating_sub(at.since(now)));
+        self.busy.note_end(end, at);
+        let micros = at.since(now).as_micros() as u64;
+        core.counters.add_shared(Counter::BusyPollMicros, micros);
+        if end == End::Arrival {
+            core.counters.add_shared(Counter::BusyPollFinds, 1);
+        }
+        self.note_arrival(&polled);
+        self.linger_ready = polled.linger;
+        polled.wake
+    }
+
+    /// Notes an arrival that this thread found, if there is one.
+    fn note_arrival(&mut self, polled: &Polled) {
+        let Some(qid) = polled.arrived else {
+            return;
+        };
+        let schedule = self.schedule;
+        let now = self.core.clock.now();
+        // With `driven`, no poll was made since the last check.
+        let unawaited = polled.one_sided && (self.driven || schedule.empty_polls(&self.seen) <= LAST_POLLS);
+        self.seen = schedule.polls_of_shards();
+        if unawaited {
+            if self.driven {
+                schedule.distrust_pollers();
+            }
+            self.busy.note_arrival(qid, now);
+            return schedule.forget_pollers();
+        }
+        match self.pollers.finder(now, schedule.polls()) {
+            Finder::Poller => schedule.note_found(),
+            Finder::Nobody => schedule.forget_pollers(),
+            Finder::Unknown => {}
+        }
+    }
+}
+
+/// Polls the stream of a queue pair; `None` if only its events tell of its work.
+fn poll_stream(core: &Core, qp: &Arc<Qp>) -> Option<Polled> {
+    let mut polled = Polled::default();
+    polled.kick(core, qp, qp.poll_requests()?);
+    Some(polled)
 }
 
 // The background thread's estimate of whether other threads poll: it reads the count of their polls
@@ -261,8 +355,8 @@ pub(super) struct Pollers {
     /// The last check found polls, or followed too soon after one that did.
     polled: bool,
     burst_tick: Duration,
-    /// The number of consecutive checks that found polls.
-    in_a_row: u32,
+    /// The number of consecutive checks at which pollers drove the device.
+    driven: u32,
 }
 
 impl Pollers {
@@ -274,7 +368,7 @@ impl Pollers {
             polled_at: Nanos::default(),
             polled: false,
             burst_tick: BURST_TICK,
-            in_a_row: 0,
+            driven: 0,
         }
     }
 
@@ -285,10 +379,6 @@ impl Pollers {
             (self.polls, self.polled_at) = (polls, now);
         }
         self.checked_at = now;
-        self.in_a_row = match self.polled {
-            true => self.in_a_row.saturating_add(1),
-            false => 0,
-        };
         self.burst_tick = match self.polled {
             true => (2 * self.burst_tick).min(POLLED_TICK),
             false => BURST_TICK,
@@ -306,11 +396,23 @@ impl Pollers {
         self.checked_at.since(self.polled_at) < POLLED_TICK
     }
 
-    /// The interval to the next check whether the polls continue.
+    /// Notes whether pollers drive the device at this check.
+    pub(super) fn note_driven(&mut self, driven: bool) {
+        self.driven = if driven { self.driven.saturating_add(1) } else { 0 };
+    }
+
+    /// Whether pollers have driven the device for long.
+    pub(super) fn are_lasting(&self) -> bool {
+        self.driven > POLLED_TICKS_LONG_AFTER
+    }
+
+    /// The interval to the next check whether the polls continue: short at first, because the polls
+    /// may have been those of a program that now waits in its memory.
     pub(super) fn polled_tick(&self) -> Duration {
-        match self.in_a_row {
-            0..POLLED_TICKS_LONG_AFTER => POLLED_TICK,
-            _ => POLLED_TICK_LONG,
+        match self.driven {
+            0..=3 => POLLED_TICK / 8 * (1 << self.driven.saturating_sub(1)),
+            _ if self.are_lasting() => POLLED_TICK_LONG,
+            _ => POLLED_TICK,
         }
     }
 
@@ -358,16 +460,16 @@ mod tests {
     #[test]
     fn a_program_that_polls_for_long_is_looked_at_less_often() {
         let mut pollers = Pollers::new(0);
-        let mut now = 0;
-        for polls in 1..=POLLED_TICKS_LONG_AFTER {
-            assert_eq!(pollers.polled_tick(), POLLED_TICK, "{polls}");
-            now += 1000;
-            pollers.check(at(now), polls, false);
+        let mut ticks = Vec::new();
+        for _ in 0..=POLLED_TICKS_LONG_AFTER {
+            pollers.note_driven(true);
+            ticks.push(pollers.polled_tick().as_micros());
         }
-        assert_eq!(pollers.polled_tick(), POLLED_TICK_LONG);
-        pollers.check(at(now + 2000), POLLED_TICKS_LONG_AFTER, false);
-        assert!(!pollers.go_on());
-        assert_eq!(pollers.polled_tick(), POLLED_TICK);
+        assert_eq!(ticks[..5], [125, 250, 500, 1000, 1000]);
+        assert_eq!(ticks[POLLED_TICKS_LONG_AFTER as usize - 1..], [1000, 2000]);
+        pollers.note_driven(false);
+        pollers.note_driven(true);
+        assert_eq!(pollers.polled_tick().as_micros(), 125);
     }
 
     /// A thread that sends for a while does not poll during that time.
@@ -424,12 +526,26 @@ mod tests {
 pub(super) struct Polled {
     /// The last queue pair with an event.
     pub(super) arrived: Option<u32>,
+    /// Writes, Reads or atomics arrived.
+    pub(super) one_sided: bool,
     /// The event was a local peer's notification.
     pub(super) by_notification: bool,
     /// A closing stream is ready.
     pub(super) linger: bool,
     /// Another thread requested a check of all objects.
     pub(super) wake: bool,
+}
+
+impl Polled {
+    /// Has the requests of a queue pair carried out.
+    fn kick(&mut self, core: &Core, qp: &Arc<Qp>, requests: Requests) {
+        let one_sided = || qp.counters.value(Counter::RxOneSided);
+        let before = one_sided();
+        if qp.kick(core, requests) {
+            self.arrived = Some(qp.id);
+            self.one_sided |= one_sided() != before;
+        }
+    }
 }
 
 /// The result of [`attend`].
@@ -520,10 +636,8 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
     };
     readiness.wait(timeout, |token, requests| match token {
         Token::Qp(qid) => {
-            if let Some(qp) = core.qps.find(qid)
-                && qp.kick(core, requests)
-            {
-                polled.arrived = Some(qid);
+            if let Some(qp) = core.qps.find(qid) {
+                polled.kick(core, &qp, requests);
             }
         }
         Token::Stream(sid) => {

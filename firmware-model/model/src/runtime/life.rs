@@ -14,7 +14,6 @@ use crate::table::Found;
 use crate::transport::{QpChange, WrongState};
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use urnic_device::command::Status;
 use urnic_device::vocabulary::QpState;
@@ -87,7 +86,6 @@ impl Qp {
                 true => &attachment.without_checks(),
                 false => attachment,
             };
-            self.processors.store(entered.processors.map(Arc::new));
             let live = stream.insert(entered.stream);
             let mut env = core.env(self, effects);
             engine

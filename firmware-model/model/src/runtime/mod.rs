@@ -14,6 +14,7 @@
 //! The [schedule](crate::schedule) lists the work.
 
 mod background;
+mod busy_poll;
 mod core;
 pub(crate) mod doorbells;
 mod life;
@@ -51,17 +52,8 @@ pub(crate) fn progress(core: &Core, last: u32) {
         schedule.note_found();
     }
     let poll_hot = |qp: &Arc<Qp>| {
-        if !qp.is_readable() {
-            return None;
-        }
-        // A blocked socket is tried again at once: its event comes only when a third of its buffer
-        // is free, and until then the receiver's processor sends what the socket has.
-        let requests = match qp.is_blocked() {
-            true => qp.polled() | Requests::WRITABLE,
-            false => qp.polled(),
-        };
-        let arrived = qp.kick(core, requests);
-        hot.note(arrived, || qp.shares_processor());
+        let arrived = qp.kick(core, qp.poll_requests()? | qp.polled());
+        hot.note(arrived, || yield_now(core));
         Some(arrived)
     };
     let qid = match last {
@@ -88,8 +80,16 @@ pub(crate) fn progress(core: &Core, last: u32) {
         schedule.note_found();
     }
     if polled.arrived.is_some() || found.is_none() {
-        hot.note(polled.arrived.is_some(), || false);
+        hot.note(polled.arrived.is_some(), || yield_now(core));
     }
+}
+
+/// Yields the processor. Returns the time that this took.
+#[cold]
+fn yield_now(core: &Core) -> Duration {
+    let before = core.clock.now();
+    rustix::thread::sched_yield();
+    core.clock.now().since(before)
 }
 
 /// The calling thread waits until `done` for events of the device, for `timeout` at the longest,

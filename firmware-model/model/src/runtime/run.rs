@@ -168,7 +168,6 @@ impl Qp {
                     (inner.hung_up, inner.blocked) = (false, false);
                     self.blocked.store(false, Ordering::Relaxed);
                     inner.stream = None;
-                    self.processors.store(None);
                     self.leave_same_device_peer(core);
                     self.readable.store(false, Ordering::Relaxed);
                     return false;

@@ -27,7 +27,7 @@
 //! | state | looks at the streams | lasts at most | entered by |
 //! |---|---|---|---|
 //! | `AWAKE` | yes | between two works, while sends are gathered and for `WARM` after: `BURST_TICK`, doubled up to `POLLED_TICK` while the program polls | |
-//! | `TICKING` | no | `POLLED_TICK`, or `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks that found polls | [`POLLER`] arrivals in a row that pollers found, or would have found (`POLLS_EVERY`, `POLL_PAUSE`), and a poll within `POLLED_TICK` |
+//! | `TICKING` | no, unless a tick finds that no poll was made since the one before | an eighth of `POLLED_TICK` at first, doubled up to `POLLED_TICK`, or `POLLED_TICK_LONG` after `POLLED_TICKS_LONG_AFTER` ticks | [`POLLER`] arrivals in a row that pollers found, or would have found (`POLLS_EVERY`, `POLL_PAUSE`), and a poll within `POLLED_TICK`; more arrivals (`POLLER_BACKOFF`) each time that a one-sided message had to wait for the tick |
 //! | `LENT` | no | the loan: `EVENT_WAIT_USUAL` | [`Schedule::borrow_until`] |
 //! | `ASLEEP` | yes, in epoll | without a limit | |
 //!
@@ -39,6 +39,7 @@
 //! these numbers is in [`tuning`](crate::tuning). [`Hot::note`] sets it to zero when something
 //! arrives.
 
+mod patience;
 mod readiness;
 
 use crate::events::Requests;
@@ -50,9 +51,10 @@ use crate::stream::linger::Lingering;
 use crate::stream::same_host::{Asleep, SameHost};
 use crate::time::Nanos;
 use crate::tuning::{
-    ALL_STREAMS_AFTER, ALL_STREAMS_EVERY, NOTIFICATIONS_EVERY, RELAX_EVERY_POLLS, RELAX_HINTS,
-    SHARED_YIELD_AFTER_POLLS, YIELD_AFTER_POLLS, YIELD_EVERY_POLLS,
+    ALL_STREAMS_AFTER, ALL_STREAMS_EVERY, NOTIFICATIONS_EVERY, POLLER_BACKOFF, POLLER_MAX, RELAX_EVERY_POLLS,
+    RELAX_HINTS,
 };
+use patience::Patience;
 pub(crate) use readiness::{Interest, Readiness, Token};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -63,8 +65,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 use std::time::Duration;
 use urnic_sync::Mutex;
 
-/// Arrivals, and streams that take bytes again, that pollers found in a row, after which they drive
-/// the device.
+/// Arrivals, and streams that take bytes again, that pollers must find in a row to drive the device,
+/// at first.
 const POLLER: u32 = 16;
 /// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
@@ -83,8 +85,11 @@ pub(crate) struct Schedule {
     hot: [Hot; SHARDS],
     /// Work was left for the background thread since its last check.
     pub(crate) pending: AtomicBool,
-    /// Arrivals in a row that pollers found, up to [`POLLER`].
-    found: AtomicU32,
+    /// Arrivals in a row that pollers must still find until they drive the device; 0 = they do.
+    unfound: AtomicU32,
+    /// The value at which `unfound` begins: [`POLLER`], or more after pollers that stopped while
+    /// one-sided messages arrived.
+    finds: AtomicU32,
     /// Until when the background thread leaves the streams to threads that wait for events
     /// ([`lend`](crate::runtime::lend)); 0 = it does not.
     lent_until: AtomicU64,
@@ -139,7 +144,8 @@ impl Schedule {
             sleeper: Sleeper::default(),
             hot: Default::default(),
             pending: AtomicBool::new(false),
-            found: AtomicU32::new(0),
+            unfound: AtomicU32::new(POLLER),
+            finds: AtomicU32::new(POLLER),
             lent_until: AtomicU64::new(0),
             attention: Mutex::default(),
             attention_len: AtomicUsize::new(0),
@@ -187,6 +193,18 @@ impl Schedule {
     #[inline]
     pub(crate) fn polls(&self) -> u32 {
         self.hot.iter().map(Hot::polls).fold(0, u32::wrapping_add)
+    }
+
+    /// The number of polls in each shard.
+    pub(crate) fn polls_of_shards(&self) -> [u32; SHARDS] {
+        std::array::from_fn(|shard| self.hot[shard].polls())
+    }
+
+    /// The number of polls that found nothing since the last arrival: one that a poller found, or
+    /// one that the background thread found when the polls were `seen`.
+    pub(crate) fn empty_polls(&self, seen: &[u32; SHARDS]) -> u32 {
+        let empty = |(hot, seen): (&Hot, &u32)| hot.polls().wrapping_sub(*seen).min(hot.patience.idle());
+        self.hot.iter().zip(seen).map(empty).fold(0, u32::saturating_add)
     }
 
     /// The results of the polls of this thread's shard.
@@ -251,19 +269,34 @@ impl Schedule {
 
     /// Notes that pollers do not drive the device, or no longer.
     pub(crate) fn forget_pollers(&self) {
-        if self.found.load(Ordering::Relaxed) != 0 {
-            self.found.store(0, Ordering::SeqCst);
+        let finds = self.finds.load(Ordering::Relaxed);
+        if self.unfound.load(Ordering::Relaxed) != finds {
+            self.unfound.store(finds, Ordering::SeqCst);
         }
+    }
+
+    /// The pollers that drove the device had stopped, and a one-sided message waited for the
+    /// background thread to notice it: next time they must find more arrivals.
+    pub(crate) fn distrust_pollers(&self) {
+        let finds = self.finds.load(Ordering::Relaxed);
+        self.finds
+            .store((finds * POLLER_BACKOFF).min(POLLER_MAX), Ordering::Relaxed);
+        self.forget_pollers();
+    }
+
+    /// Pollers have driven the device for long.
+    pub(crate) fn trust_pollers(&self) {
+        self.finds.store(POLLER, Ordering::Relaxed);
     }
 
     /// Notes that a poller received data.
     #[inline]
     pub(crate) fn note_found(&self) {
-        // An approximate count; it is not written any more once it is large enough.
-        let found = self.found.load(Ordering::Relaxed);
-        if found < POLLER {
-            self.found.store(found + 1, Ordering::Relaxed);
-            if found + 1 == POLLER {
+        // An approximate count; it is not written any more once it is zero.
+        let unfound = self.unfound.load(Ordering::Relaxed);
+        if unfound > 0 {
+            self.unfound.store(unfound - 1, Ordering::Relaxed);
+            if unfound == 1 {
                 // The wake-up makes the background thread stop waiting for the streams.
                 self.wake();
             }
@@ -272,7 +305,7 @@ impl Schedule {
 
     /// Whether pollers drive the device.
     pub(crate) fn is_driven(&self) -> bool {
-        self.found.load(Ordering::SeqCst) >= POLLER
+        self.unfound.load(Ordering::SeqCst) == 0
     }
 
     /// Notes that a thread that waits for an event polls the streams itself. A background thread
@@ -443,7 +476,7 @@ pub(crate) struct Hot {
     pub(crate) qid: AtomicU32,
     polls: AtomicU32,
     /// Polls since something came.
-    idle: AtomicU32,
+    patience: Patience,
     /// It came for another queue pair than the one that is polled, and the notification page said
     /// so.
     by_notification: AtomicBool,
@@ -469,7 +502,7 @@ impl Hot {
     #[inline]
     pub(crate) fn is_to_poll_all(&self) -> bool {
         let polls = self.polls();
-        let idle = self.idle.load(Ordering::Relaxed);
+        let idle = self.patience.idle();
         polls.is_multiple_of(ALL_STREAMS_EVERY) || (idle + 1).is_multiple_of(ALL_STREAMS_AFTER)
     }
 
@@ -478,7 +511,7 @@ impl Hot {
     /// sender.
     #[inline]
     pub(crate) fn is_to_look_at_notifications(&self) -> bool {
-        let idle = self.idle.load(Ordering::Relaxed);
+        let idle = self.patience.idle();
         self.by_notification.load(Ordering::Relaxed) && idle.is_multiple_of(NOTIFICATIONS_EVERY)
     }
 
@@ -489,21 +522,19 @@ impl Hot {
         self.by_notification.store(by_notification, Ordering::Relaxed);
     }
 
-    /// Notes whether a poll brought something; `is_shared` tells whether the sender may be waiting
-    /// for this processor.
-    pub(crate) fn note(&self, arrived: bool, is_shared: impl FnOnce() -> bool) {
+    /// Notes whether a poll brought something. `yield_now` yields the processor, and returns the
+    /// time that this took.
+    #[inline]
+    pub(crate) fn note(&self, arrived: bool, yield_now: impl FnOnce() -> Duration) {
         if arrived {
-            self.idle.store(0, Ordering::Relaxed);
-            return;
+            return self.patience.note_found();
         }
-        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
-        self.idle.store(idle, Ordering::Relaxed);
+        let (idle, yields) = self.patience.note_nothing();
         if idle >= RELAX_EVERY_POLLS {
             (0..RELAX_HINTS).for_each(|_| std::hint::spin_loop());
         }
-        let is_long = idle >= YIELD_AFTER_POLLS && idle.is_multiple_of(YIELD_EVERY_POLLS);
-        if is_long || idle.is_multiple_of(SHARED_YIELD_AFTER_POLLS) && is_shared() {
-            rustix::thread::sched_yield();
+        if yields {
+            self.patience.note_yield(idle, yield_now());
         }
     }
 }
@@ -518,7 +549,7 @@ mod tests {
         let is_of_all = || {
             hot.count_poll();
             let is_of_all = hot.is_to_poll_all();
-            hot.note(arrived, || false);
+            hot.note(arrived, || Duration::ZERO);
             is_of_all
         };
         std::iter::repeat_with(is_of_all)
@@ -535,7 +566,7 @@ mod tests {
         let heard = || {
             let polls = (0..64).map(|_| {
                 let heard = hot.is_to_look_at_notifications();
-                hot.note(false, || false);
+                hot.note(false, || Duration::ZERO);
                 heard
             });
             polls.filter(|heard| *heard).count()

@@ -85,7 +85,6 @@ impl InMemory {
         tracing::debug!(%local, %remote, "this connection passes its bytes through memory");
         connection.bind(qp.id);
         let local_peer = connection.local_peer(qp.id);
-        let processors = connection.processors();
         FullOperation {
             stream: Box::new(InMemory {
                 connection: Some(connection),
@@ -94,7 +93,6 @@ impl InMemory {
                 hung_up: false,
             }),
             local_peer: Some(local_peer),
-            processors: Some(processors),
             delays: false,
         }
     }

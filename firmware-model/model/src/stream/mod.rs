@@ -18,7 +18,7 @@ use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny};
-use same_host::{LocalPeer, Processors};
+use same_host::LocalPeer;
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -121,8 +121,6 @@ pub struct FullOperation {
     /// The peer, if the bytes pass through memory that it shares. Then neither CRCs nor markers are
     /// needed, and the other end knows that, too.
     pub(crate) local_peer: Option<LocalPeer>,
-    /// The processors on which the two ends poll, with a local peer.
-    pub(crate) processors: Option<Processors>,
     /// The stream may delay bytes that it has taken: [`advance`](Stream::advance) must be called.
     pub delays: bool,
 }
@@ -133,7 +131,6 @@ impl FullOperation {
         FullOperation {
             stream,
             local_peer: None,
-            processors: None,
             delays: false,
         }
     }

@@ -146,7 +146,6 @@ impl<W: Wrapper> Stream for W {
         FullOperation {
             stream: self,
             local_peer: entered.local_peer,
-            processors: entered.processors,
             delays: entered.delays || W::DELAYS,
         }
     }

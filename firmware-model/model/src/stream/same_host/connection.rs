@@ -4,7 +4,6 @@ use super::introduction::Introduction;
 use super::layout::Direction;
 use super::local_peer::LocalPeer;
 use super::notification::{PeerPage, Slot};
-use super::processors::Processors;
 use super::ring::{RingReceiver, RingSender};
 use crate::host::{Piece, PieceMut, SharedMemory};
 use crate::stream::StreamError;
@@ -60,11 +59,6 @@ impl Connection {
         let notifications = (self.peer.clone(), self.peer_slot);
         let introduction = self.introduction.take();
         LocalPeer::new(&self.memory, self.outgoing, notifications, introduction, qid)
-    }
-
-    /// The processors on which the two ends poll.
-    pub(in crate::stream) fn processors(&self) -> Processors {
-        Processors::new(&self.memory, self.outgoing)
     }
 
     /// Like [`Stream::send`](crate::stream::Stream::send).

@@ -76,8 +76,7 @@ pub(super) struct EndWords {
     pub(super) permit: AtomicU64,
     /// The number of the end's queue pair.
     pub(super) qid: AtomicU64,
-    /// The number of the processor on which the end has last polled without result, from one on.
-    pub(super) processor: AtomicU32,
+    receive_reserved: u32,
     /// The end's receive queue, if the other may fill the receives that are posted there: the
     /// number of the first receive that a message takes,
     pub(super) first_receive: AtomicU32,

@@ -21,7 +21,6 @@ mod notification;
 mod offers;
 mod owner;
 mod port_names;
-mod processors;
 mod ring;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod testing;
@@ -32,7 +31,6 @@ pub(super) use datagram_rings::{DatagramPort, DatagramRings};
 pub(crate) use local_peer::{LocalPeer, ProcessedWord};
 pub(crate) use notification::{Asleep, NotificationPage};
 pub(super) use offers::Offers;
-pub(crate) use processors::Processors;
 
 use super::descriptor::Descriptors;
 use crate::host::SharedMemory;
