@@ -153,9 +153,6 @@ impl Network for Tcp {
         // Accepted sockets inherit all options (tcp(7) does not document it; every Linux does it).
         set_options(socket.as_fd())?;
         mark(socket.as_fd(), sockopt::socket_domain(&socket)?, traffic_class)?;
-        // An initiator sends its Request at once, so one wake-up shows the connection and the
-        // Request. The kernel reports an initiator that sends nothing after a second.
-        sys::accept_with_data(socket.as_fd())?;
         net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         let local = plain(net::getsockname(&socket).ok());
         let same_host = self.same_host.as_ref().and_then(|same_host| {

@@ -74,12 +74,6 @@ pub(crate) fn choose_port_late(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     set(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
-/// `TCP_DEFER_ACCEPT`: a connection of a listener is reported with its first bytes, or after about
-/// a second without any (tcp(7)).
-pub(crate) fn accept_with_data(listener: BorrowedFd<'_>) -> Result<(), Errno> {
-    set(listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 1)
-}
-
 /// Whether a process has a thread of this number. (Numbers that no thread can have, such as 0, make
 /// the kernel report `EINVAL`.)
 pub(crate) fn has_thread(process: Pid, thread: u32) -> bool {
