@@ -77,8 +77,8 @@ pub(crate) const POLLER_BACKOFF: u32 = 4;
 /// Largest number of these arrivals.
 pub(crate) const POLLER_MAX: u32 = 1 << 14;
 
-// Busy-polling by the background thread (`runtime/busy_poll.rs`). The limit of one busy-poll and the
-// share of processor time are options.
+// Busy-polling by the background thread (`runtime/busy_poll.rs`). The limit of one busy-poll and
+// the share of processor time are options.
 
 /// One-sided messages at short intervals after which the thread busy-polls, at first.
 pub(crate) const BUSY_AFTER: u32 = 8;

@@ -239,8 +239,8 @@ impl FaultyStream {
         self.last_words = words.ok();
     }
 
-    /// A Terminate that is due comes when this end has sent a message, which it answers, and a frame
-    /// of the peer has ended.
+    /// A Terminate that is due comes when this end has sent a message, which it answers, and a
+    /// frame of the peer has ended.
     fn terminate_if_due(&mut self) {
         if let (Some((code, sent)), Some(offset)) = (self.terminates, self.receives.fpdu_begins())
             && self.sends.messages() > sent

@@ -3,11 +3,12 @@
 //!
 //! Idle, it sleeps in `epoll_wait` and costs nothing. While a poller drives the device, this thread
 //! does not watch the streams, so that no packet wakes it. It only checks whether the polls have
-//! stopped, [every millisecond or two](Pollers::polled_tick). A one-sided message that arrives while
-//! the program does not poll shows that the program waits in its memory: then this thread stays with
-//! the streams, and [busy-polls](super::busy_poll) if such messages follow each other. While sends are gathered, it checks
-//! at a [shorter interval](Pollers::burst_tick) whether another thread has sent them. During a loan
-//! this thread does not serve the streams for the agreed time, and no longer.
+//! stopped, [every millisecond or two](Pollers::polled_tick). A one-sided message that arrives
+//! while the program does not poll shows that the program waits in its memory: then this thread
+//! stays with the streams, and [busy-polls](super::busy_poll) if such messages follow each other.
+//! While sends are gathered, it checks at a [shorter interval](Pollers::burst_tick) whether another
+//! thread has sent them. During a loan this thread does not serve the streams for the agreed time,
+//! and no longer.
 
 use super::Core;
 use super::busy_poll::{Budget, BusyPolling, End, is_processor_free};

@@ -31,10 +31,8 @@ impl Qp {
         if requests.intersects(Requests::ATTACHED) {
             self.begin_stream(core, inner);
         }
-        if inner.dead || inner.attaching || core.is_stopped() {
-            return false;
-        }
-        if requests == Requests::CONFIRM && !inner.engine.owes_confirmation() {
+        let is_confirmed = requests == Requests::CONFIRM && !inner.engine.owes_confirmation();
+        if inner.dead || inner.attaching || is_confirmed || core.is_stopped() {
             return false;
         }
         let mut env = core.env(self, effects);
@@ -75,9 +73,9 @@ impl Qp {
         if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
             return false;
         }
-        // The program may answer what has arrived: the confirmation then goes with its message.
+        let owes = inner.engine.owes_confirmation();
         let idle = requests.intersects(Requests::CONFIRM) && !env.moved.received;
-        let confirms = inner.engine.owes_confirmation() && inner.engine.confirm_alone(idle);
+        let confirms = owes && inner.engine.confirm_alone(idle);
         let sends = !inner.blocked
             || has_room
             || requests
@@ -95,7 +93,8 @@ impl Qp {
             self.receive(core, inner, &mut env);
             self.transmit(core, inner, &mut env, requests);
         }
-        if !confirms && inner.engine.owes_confirmation() {
+        // The program may answer what has arrived: the confirmation then goes with its message.
+        if owes && !confirms && inner.engine.owes_confirmation() {
             core.schedule.attend_later(self, Requests::CONFIRM);
         }
         self.settle(core, inner, &mut env, due);

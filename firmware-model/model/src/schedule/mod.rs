@@ -65,8 +65,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize,
 use std::time::Duration;
 use urnic_sync::Mutex;
 
-/// Arrivals, and streams that take bytes again, that pollers must find in a row to drive the device,
-/// at first.
+/// Arrivals, and streams that take bytes again, that pollers must find in a row to drive the
+/// device, at first.
 const POLLER: u32 = 16;
 /// Queue pairs served between two reads of the list.
 const BATCH: usize = 8;
