@@ -206,9 +206,10 @@ impl EventLoop {
         self.poll.wait(wait)
     }
 
-    /// Whether the next wait will probably poll, and see an event.
+    /// Whether the next wait will probably poll, and see an event. True once for each wait that
+    /// did: a program may also go on without a wait.
     pub(crate) fn expects_poll(&self) -> bool {
-        self.poll.useful.load(Ordering::Relaxed)
+        self.poll.useful.swap(false, Ordering::Relaxed)
     }
 
     /// The descriptor that wakes the driver's thread; `None` in a forked child.

@@ -152,6 +152,9 @@ pub(crate) const DATAGRAM_FIRST_BATCH: usize = 2;
 /// Messages of the peer that are confirmed without waiting for a message to it: a quarter of a send
 /// queue of 128, which many programs have.
 pub(crate) const CONFIRMED_MESSAGES: u32 = 32;
+/// Confirmations in a row that waited in vain for a message to the peer, after which the next ones
+/// do not wait: the program does not answer what it receives.
+pub(crate) const ALONE_MANY: u32 = 4;
 /// Bytes of the peer that are confirmed without waiting for a message to it.
 pub(crate) const CONFIRMED_BYTES: u64 = 128 << 10;
 /// Bytes sent since the last Read request that require another one for confirmation, although there

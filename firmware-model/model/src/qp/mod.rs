@@ -517,9 +517,9 @@ impl Service {
         }
     }
 
-    pub(crate) fn confirm_alone(&mut self, idle: bool) -> bool {
+    pub(crate) fn confirm_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
         match self {
-            Service::Connected(engine) => engine.confirm_alone(idle),
+            Service::Connected(engine) => engine.confirm_alone(polled_again, is_drained),
             Service::Datagrams(_) => false,
         }
     }

@@ -132,6 +132,12 @@ impl Confirmation {
         self.delivered
     }
 
+    /// Whether the peer knows that this end takes confirmations.
+    #[inline]
+    pub(super) fn is_announced(&self) -> bool {
+        self.delivered && self.positions.announced
+    }
+
     /// Whether all messages up to `taken` that need a confirmation are confirmed.
     pub(super) fn is_all(&self, taken: u64) -> bool {
         match (self.source, &self.word) {

@@ -9,15 +9,16 @@
 //! | this end owes a confirmation, and | it is sent |
 //! |---|---|
 //! | sends a message | in front of that message |
-//! | has nothing to send, and finds that nothing more has arrived | alone |
+//! | has nothing to send, when the program polls again and nothing more has arrived | alone |
+//! | has found that [`ALONE_MANY`] times in a row | alone, as soon as nothing more has arrived |
 //! | [`CONFIRMED_MESSAGES`] or [`CONFIRMED_BYTES`] are processed since the last one | alone |
 //! | ends the connection | in front of the Terminate or FIN |
 //!
-//! The program's next poll, or the end of the background thread's work, shows that nothing more has
-//! arrived.
+//! The end of the background thread's work counts as a poll of the program. A message that is sent
+//! shows that the program answers: the next confirmations wait for a message again.
 
 use super::confirmation::ANY_STAG;
-use crate::tuning::{CONFIRMED_BYTES, CONFIRMED_MESSAGES};
+use crate::tuning::{ALONE_MANY, CONFIRMED_BYTES, CONFIRMED_MESSAGES};
 use urnic_wire::ddp::{TAGGED_LEN, TaggedHeader};
 use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 
@@ -71,6 +72,8 @@ pub(super) struct Confirming {
     confirmed: u64,
     /// The next confirmation need not wait for a message.
     alone: bool,
+    /// Confirmations in a row that waited for a message in vain, up to [`ALONE_MANY`].
+    in_vain: u32,
 }
 
 impl Confirming {
@@ -111,12 +114,22 @@ impl Confirming {
         self.alone
     }
 
-    /// Lets the confirmation go alone, if it is time; `idle`: nothing more has arrived. Returns
-    /// whether it is.
-    pub(super) fn go_alone(&mut self, idle: bool) -> bool {
-        let much = self.messages >= CONFIRMED_MESSAGES || self.processed - self.confirmed >= CONFIRMED_BYTES;
-        self.alone |= idle || much;
+    /// Lets the confirmation go alone, if it is time; `polled_again`: the program has polled since,
+    /// and nothing more has arrived; `is_drained`: nothing more has arrived. Returns whether it is.
+    pub(super) fn go_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
+        let bytes = self.processed - self.confirmed;
+        let is_much = self.messages >= CONFIRMED_MESSAGES || bytes >= CONFIRMED_BYTES;
+        if polled_again && !self.alone {
+            self.in_vain = (self.in_vain + 1).min(ALONE_MANY);
+        }
+        self.alone |= polled_again || is_much || is_drained && self.in_vain == ALONE_MANY;
         self.alone
+    }
+
+    /// Notes that this end sends a message of its own.
+    #[inline]
+    pub(super) fn message_sent(&mut self) {
+        self.in_vain = 0;
     }
 
     /// The position for a confirmation that is sent now, if one is owed.
@@ -164,15 +177,37 @@ mod tests {
 
     #[test]
     fn a_confirmation_goes_alone_when_nothing_arrives_or_much_has() {
-        assert!(owing().go_alone(true));
+        assert!(owing().go_alone(true, true));
         let mut confirming = owing();
-        assert!(!confirming.go_alone(false));
+        assert!(!confirming.go_alone(false, true));
         confirming.processed_to(CONFIRMED_BYTES);
-        assert!(confirming.go_alone(false));
+        assert!(confirming.go_alone(false, false));
         assert_eq!(confirming.take(), Some(CONFIRMED_BYTES));
         assert!(!confirming.is_alone());
         (0..CONFIRMED_MESSAGES).for_each(|_| confirming.message_processed());
-        assert!(confirming.go_alone(false));
+        assert!(confirming.go_alone(false, false));
+    }
+
+    #[test]
+    fn a_program_that_does_not_answer_is_not_waited_for() {
+        let mut confirming = owing();
+        let mut next = |position, polled_again, is_drained| {
+            confirming.message_processed();
+            confirming.processed_to(position);
+            let is_time = confirming.go_alone(polled_again, is_drained);
+            is_time.then(|| confirming.take());
+            is_time
+        };
+        for position in 1..=u64::from(ALONE_MANY) {
+            assert!(!next(100 + position, false, true), "{position}");
+            assert!(next(100 + position, true, true));
+        }
+        assert!(next(200, false, true));
+        assert!(!next(201, false, false), "more has arrived");
+        confirming.message_sent();
+        confirming.message_processed();
+        confirming.processed_to(300);
+        assert!(!confirming.go_alone(false, true));
     }
 
     #[test]

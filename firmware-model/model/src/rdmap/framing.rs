@@ -98,6 +98,7 @@ impl Rdmap {
             }
             // Accesses to the memory of a local peer send no FPDU, but count here as well.
             let cost = requester.take_direct_cost().max(1);
+            responder.confirming.message_sent();
             *budget = budget.saturating_sub(cost);
             *fpdus += u32::from(llp.sealed() != before);
         }

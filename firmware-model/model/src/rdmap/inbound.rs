@@ -82,7 +82,7 @@ impl Rdmap {
             }
             (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
             (Header::Tagged(header), Opcode::Write)
-                if is_confirmation(header, payload.len()) && self.requester.confirmation.is_delivery() =>
+                if is_confirmation(header, payload.len()) && self.requester.confirmation.is_announced() =>
             {
                 self.requester.confirmation.received(header.to);
                 env.counters.add(Counter::RxConfirmations, 1);

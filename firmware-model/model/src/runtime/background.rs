@@ -240,8 +240,7 @@ impl<'a> Loop<'a> {
             && !schedule.pending.load(Ordering::SeqCst)
             && let Some((qid, until)) = self.busy.next(now, is_processor_free)
         {
-            let until = due.map_or(until, |due| until.min(due));
-            self.busy_poll(qid, now, until, stop)
+            self.busy_poll(qid, now, [until, due.unwrap_or(until)], stop)
         } else {
             if tick.is_none() {
                 schedule.sleeper.set(ASLEEP);
@@ -262,10 +261,11 @@ impl<'a> Loop<'a> {
 }
 
 impl Loop<'_> {
-    /// Polls the stream of queue pair `qid` until something arrives or `until`, and the others now
-    /// and then. Returns whether another thread woke this one.
-    fn busy_poll(&mut self, qid: u32, now: Nanos, until: Nanos, stop: &AtomicBool) -> bool {
+    /// Polls the stream of queue pair `qid` until something arrives, `limit`, or `due`, when there
+    /// is other work; and the others now and then. Returns whether another thread woke this one.
+    fn busy_poll(&mut self, qid: u32, now: Nanos, [limit, due]: [Nanos; 2], stop: &AtomicBool) -> bool {
         let core = self.core;
+        let until = limit.min(due);
         let granted = Budget::take(now, until.since(now), core.config.busy_poll.share);
         let (mut at, mut polls, mut polled) = (now, 0u32, Polled::default());
         let end = loop {
@@ -285,7 +285,11 @@ impl Loop<'_> {
             } else if at.since(before) >= BUSY_PREEMPTED {
                 break End::Preempted;
             } else if at >= now + granted {
-                break if at >= until { End::Limit } else { End::Other };
+                break match () {
+                    () if at >= limit => End::Limit,
+                    () if at >= due => End::Other,
+                    () => End::Exhausted,
+                };
             }
         };
         Budget::put_back(granted.saturating_sub(at.since(now)));

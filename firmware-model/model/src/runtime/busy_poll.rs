@@ -47,7 +47,9 @@ pub(super) enum End {
     Limit,
     /// Another thread took the processor for a while.
     Preempted,
-    /// There is other work, or the budget is used up.
+    /// The budget is used up.
+    Exhausted,
+    /// There is other work.
     Other,
 }
 
@@ -102,7 +104,9 @@ impl BusyPolling {
                 self.begins_at = (2 * self.begins_at).min(BUSY_AFTER_MAX);
                 self.in_a_row = 0;
             }
-            End::Preempted => (self.free, self.next_check) = (false, now + BUSY_RETRY),
+            End::Preempted | End::Exhausted => {
+                (self.free, self.next_check) = (false, now + BUSY_RETRY);
+            }
             End::Other => {}
         }
     }
@@ -125,12 +129,16 @@ impl Budget {
     /// Takes time for a busy-poll of this length out of the budget of this process. Returns the
     /// time granted.
     pub(super) fn take(now: Nanos, length: Duration, share: u32) -> Duration {
-        OF_PROCESS.lock().grant(now, length, share)
+        // A child of fork(2) may find it locked for ever, by a thread that it does not have.
+        let budget = OF_PROCESS.try_lock();
+        budget.map_or(Duration::ZERO, |mut budget| budget.grant(now, length, share))
     }
 
     /// Returns time that was granted and not used.
     pub(super) fn put_back(unused: Duration) {
-        OF_PROCESS.lock().left += unused;
+        if let Some(mut budget) = OF_PROCESS.try_lock() {
+            budget.left += unused;
+        }
     }
 
     /// `share`: percent of one processor.

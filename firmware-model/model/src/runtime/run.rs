@@ -14,6 +14,13 @@ use std::sync::atomic::Ordering;
 use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::vocabulary::QpState;
 
+/// The requests that read the stream.
+const RECEIVES: Requests = Requests::RECEIVE
+    .union(Requests::CONFIRM)
+    .union(Requests::HANG_UP)
+    .union(Requests::TIMER)
+    .union(Requests::CQ_LOST);
+
 /// Event index so far ahead that the driver does not ring: the device polls by itself.
 const NO_RING: u32 = 1 << 30;
 
@@ -62,22 +69,22 @@ impl Qp {
             inner.hung_up = true;
             inner.with_engine(|_, stream| stream.note_hang_up());
         }
-        let receives =
-            Requests::RECEIVE | Requests::CONFIRM | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST;
         // A poll that finds nothing does not change state.
         let only_polls = (Requests::RECEIVE | Requests::PEER_PROGRESS | Requests::CONFIRM).contains(requests)
             && inner.has_input()
             && !inner.engine.has_parked();
-        let is_drained = requests.intersects(receives) && self.receive(core, inner, &mut env);
+        let is_drained = requests.intersects(RECEIVES) && self.receive(core, inner, &mut env);
         let found_nothing = only_polls && is_drained && !arrived(env.moved) && !has_room && !inner.delays;
         if found_nothing && requests == Requests::RECEIVE && inner.is_without_end() {
             return false;
         }
         let owes = inner.engine.owes_confirmation();
-        let idle = requests.intersects(Requests::CONFIRM) && !env.moved.received;
-        let confirms = owes && inner.engine.confirm_alone(idle);
+        let polled_again = requests.intersects(Requests::CONFIRM) && !env.moved.received;
+        let confirms = owes && inner.engine.confirm_alone(polled_again, is_drained);
+        // Bytes that arrived may confirm requests before those that wait for room.
         let sends = !inner.blocked
             || has_room
+            || env.moved.received
             || requests
                 .intersects(Requests::WRITABLE | Requests::HANG_UP | Requests::TIMER | Requests::CQ_LOST);
         let is_to_send = match only_polls {
@@ -104,9 +111,14 @@ impl Qp {
     /// The command that attached the stream is complete.
     #[cold]
     fn begin_stream(&self, core: &Core, inner: &mut Inner) {
-        (inner.attaching, inner.watches_room) = (false, false);
+        // A wrapper that delays bytes may have some left when the queue pair has none.
+        (inner.attaching, inner.watches_room) = (false, inner.delays);
+        let interest = match inner.watches_room {
+            true => Interest::InputAndRoom,
+            false => Interest::Input,
+        };
         if let Some(fd) = inner.stream.as_ref().and_then(|s| s.descriptor()) {
-            core.schedule.rewatch(fd, Token::Qp(self.id), Interest::Input);
+            core.schedule.rewatch(fd, Token::Qp(self.id), interest);
             self.readable.store(true, Ordering::Relaxed);
         }
     }

@@ -545,7 +545,8 @@ impl Engine {
     /// Frames the confirmation that is owed to the peer, before this side ends. Returns whether one
     /// was owed.
     fn frame_confirmation(&mut self, env: &Env<'_>) -> bool {
-        let is_owed = self.owes_confirmation() && !self.rdmap.requester.is_within_message();
+        // The last message before a Terminate or FIN may come between segments, as these do.
+        let is_owed = self.owes_confirmation();
         let Some(llp) = self.llp.as_mut().filter(|llp| is_owed && llp.has_room()) else {
             return false;
         };

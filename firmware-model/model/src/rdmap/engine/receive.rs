@@ -105,7 +105,9 @@ impl Engine {
     /// Hands up the parked messages, then the complete messages in the receive buffer.
     fn deliver_fpdus(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         if !self.parked.is_empty() {
-            self.deliver_parked(env)?;
+            let delivered = self.deliver_parked(env);
+            self.note_progress();
+            delivered?;
         }
         while self.deliver_some(env)? {}
         self.begin_direct(env)?;

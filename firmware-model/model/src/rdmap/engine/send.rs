@@ -200,9 +200,10 @@ impl Engine {
     }
 
     /// Lets the next [`transmit`](Self::transmit) confirm although no message is to be sent, if it
-    /// is time; `idle`: nothing more has arrived. Returns whether it is time.
-    pub fn confirm_alone(&mut self, idle: bool) -> bool {
-        self.rdmap.responder.confirming.go_alone(idle)
+    /// is time; `polled_again`: the program has polled since, and nothing more has arrived;
+    /// `is_drained`: nothing more has arrived. Returns whether it is time.
+    pub fn confirm_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
+        self.rdmap.responder.confirming.go_alone(polled_again, is_drained)
     }
 }
 

@@ -343,6 +343,9 @@ fn vrb_c_23_a_confirmation_goes_alone_when_nothing_more_arrives() {
     let position = before + write.len() as u64;
     assert_eq!(peer.output_ulpdus(), [confirmation(position)]);
     // A confirmation is not confirmed.
+    peer.node.post(&Work::send(1));
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
+    peer.send_ulpdu(&answer());
     peer.send_ulpdu(&confirmation(1));
     assert!(peer.output().is_empty());
 }
@@ -354,7 +357,7 @@ fn vrb_c_23_a_confirmation_goes_alone_when_much_has_arrived() {
     for count in 1..=CONFIRMED_MESSAGES {
         peer.leave_open(&write);
         peer.node.with(|engine, env, stream| engine.receive(env, stream));
-        let is_time = peer.node.engine.confirm_alone(false);
+        let is_time = peer.node.engine.confirm_alone(false, false);
         assert_eq!(is_time, count == CONFIRMED_MESSAGES, "{count}");
     }
     peer.node.with(|engine, env, stream| engine.transmit(env, stream));
@@ -426,6 +429,17 @@ fn vrb_c_24_a_confirmation_passes_messages_that_wait_for_a_receive() {
     assert!(peer.node.engine.has_parked());
     peer.send_ulpdu(&confirmation(u64::MAX));
     assert_eq!(peer.node.sent(), [(1, SUCCESS)]);
+}
+
+/// A Write of length zero of another implementation may have that STag.
+#[test]
+fn vrb_c_25_a_peer_that_was_not_asked_confirms_nothing() {
+    let mut peer = scripted(delivered());
+    peer.send_ulpdu(&confirmation(u64::MAX));
+    assert_eq!(peer.node.count(Counter::RxConfirmations), 0);
+    peer.node.post(&write(1));
+    assert_eq!(peer.output_ulpdus().last(), Some(&probe(1)));
+    assert!(peer.node.sent().is_empty());
 }
 
 #[test]

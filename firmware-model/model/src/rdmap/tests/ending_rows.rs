@@ -210,6 +210,10 @@ fn vrb_c_19_reads_never_succeed_without_their_data() {
     for (end, status) in ends {
         let mut peer = scripted();
         let sink = peer.node.region(64, everything());
+        peer.node.post(&Work::send(0).inline(b"message"));
+        peer.run();
+        peer.send_ulpdu(&answer());
+        assert_eq!(peer.node.sent(), [(0, SUCCESS)]);
         peer.node.post(&Work::send(1).inline(b"message"));
         peer.node.post(&Work::read(2, 0x200, 0).sge(sink.sge(0, 64)));
         peer.node.post(

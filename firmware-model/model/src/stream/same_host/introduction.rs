@@ -93,7 +93,7 @@ impl<'a> PeerEnd<'a> {
     ) -> Option<PeerEnd<'a>> {
         let process = socket.peer_process()?;
         let is_it = |peer: &PeerProcess| peer.number == process && peer.is_there();
-        tables.peers.any(is_it)?;
+        tables.peers.any(is_it).filter(|_| socket.peer_lives())?;
         let proof = greeting
             .nonce()
             .map(|address| NonceValue::fetch(process, address));

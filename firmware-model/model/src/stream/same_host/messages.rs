@@ -8,7 +8,7 @@ use super::blocking::BlockingWork;
 use super::by_file::ByFile;
 use super::nonce::NonceValue;
 use super::notification::{MEMORY as PAGE, PeerPage, SLOTS, check_pipe};
-use crate::host::SharedMemory;
+use crate::host::{SharedMemory, lives};
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::sys;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
 /// versions use TCP.
-const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x07");
+const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x08");
 /// Most descriptors of a message.
 const MOST: usize = 3;
 
@@ -60,6 +60,10 @@ pub(super) struct Greeting {
     datagrams: u32,
     /// The number that the sender's end of the TCP connection has in its process.
     socket: u32,
+    /// Of a connection's offer: the address to which the initiator connected. Several connections
+    /// from one address may reach a listener of all addresses.
+    target_ip: [u8; 16],
+    target_port: u64,
 }
 
 impl Greeting {
@@ -73,7 +77,23 @@ impl Greeting {
             proof: NonceValue::default(),
             datagrams: 0,
             socket: 0,
+            target_ip: [0; 16],
+            target_port: 0,
         }
+    }
+
+    /// With the address to which the initiator connected.
+    pub(super) fn with_target(self, target: SocketAddr) -> Greeting {
+        Greeting {
+            target_ip: octets_of(target.ip()),
+            target_port: target.port().into(),
+            ..self
+        }
+    }
+
+    /// Whether the initiator connected to this address.
+    pub(super) fn is_to(&self, target: SocketAddr) -> bool {
+        self.target_ip == octets_of(target.ip()) && self.target_port == u64::from(target.port())
     }
 
     /// The offer of a ring of datagrams from `source`.
@@ -563,6 +583,12 @@ impl LocalSocket {
     pub(super) fn peer_process(&self) -> Option<Pid> {
         let (_, number) = sys::peer_credentials(self.fd().ok()?).ok()?;
         Pid::from_raw(number)
+    }
+
+    /// Whether that process is known to live, so that no other one has its number.
+    pub(super) fn peer_lives(&self) -> bool {
+        let pidfd = self.fd().and_then(sys::peer_pidfd);
+        pidfd.is_ok_and(|pidfd| lives(pidfd.as_fd()))
     }
 
     /// A pidfd of that process.

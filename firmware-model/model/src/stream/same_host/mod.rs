@@ -144,6 +144,7 @@ impl SameHost {
         let challenge = self.tables.challenge();
         let nonce = challenge.as_ref().map(Challenge::address);
         let greeting = Greeting::new(end.local, slot.number)
+            .with_target(end.remote)
             .with_socket(end.socket)
             .with_nonce(nonce, Default::default());
         let [notifications, waker] = slot.notifications.passed();
@@ -210,7 +211,9 @@ impl SameHost {
         }
         let socket = offers.find(remote)?;
         let (offer, mut passed) = messages::receive::<Greeting>(&socket, false, &self.descriptors).ok()?;
-        let peer = PeerEnd::known(&offer, &socket, &self.tables).or_else(|| {
+        // An offer that names both ends of the connection belongs to no other one.
+        let known = PeerEnd::known(&offer, &socket, &self.tables).filter(|_| offer.is_to(end.local));
+        let peer = known.or_else(|| {
             let owner = self.owner(end).ok()??;
             PeerEnd::of(&offer, &socket, owner).ok()
         });

@@ -263,7 +263,7 @@ impl Node {
         self.rx = self.with(|engine, env, stream| engine.receive(env, stream));
         if self.engine.owes_confirmation() {
             let idle = self.counters.value(Counter::RxBytes) == received;
-            self.engine.confirm_alone(idle);
+            self.engine.confirm_alone(idle, false);
         }
         self.tx = self.with(|engine, env, stream| engine.transmit(env, stream));
         self.with(|engine, env, stream| engine.watch_peer(env, stream));
