@@ -107,13 +107,13 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_memory_is_an_error_after_the_bytes_before_it() {
+    fn memory_beyond_the_end_of_its_file_is_an_error_after_the_bytes_before_it() {
         let page = rustix::param::page_size();
-        let mut pages = urnic_sys::Pages::zeroed(2 * page).unwrap();
-        // SAFETY: both pages belong to this test; the slice is only a name for them, and is not
-        // used after its second page was unmapped.
+        let file = rustix::fs::memfd_create("one page", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, page as u64).unwrap();
+        let pages = urnic_sys::Pages::of_file(&file, 0, 2 * page, rustix::mm::ProtFlags::READ).unwrap();
+        // SAFETY: the slice is only a name for the pages, which stay mapped; nothing refers to them.
         let piece = unsafe { Piece::of(std::slice::from_raw_parts(pages.start().as_ptr(), 2 * page)) };
-        drop(pages.split_off(page));
         let mut staging = Staging::new(Descriptors::new(4, None));
         assert_eq!(staging.copy(&[piece]).unwrap().len(), page);
         assert_eq!(staging.copy(&[piece.skip(page)]), Err(Errno::FAULT));

@@ -365,6 +365,10 @@ impl MemoryTable {
         if !self.domains.enter(pd, DomainUse::Memory) {
             return Err(TableError::UnknownDomain);
         }
+        // No region has index 0: STags with it stand for no memory, as those of confirmations.
+        if self.permutation.forward(admin.fresh) == 0 {
+            admin.fresh += 1;
+        }
         let reusable = admin.freed.len() > QUARANTINE || admin.fresh >= capacity;
         let slot = if reusable {
             admin.freed.pop_front()

@@ -1,3 +1,4 @@
+use super::permutation::Permutation;
 use super::*;
 use crate::host::HostMemory;
 use crate::host::Mapping;
@@ -80,6 +81,20 @@ const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::MW_BIND);
+
+#[test]
+fn no_stag_has_index_0() {
+    let is_soon = |a: &u64| Permutation::new([*a; 4]).backward(0) < 100;
+    let seed = (0..1 << 24)
+        .find(is_soon)
+        .expect("a permutation in which it is among the first");
+    let bench = Bench::new();
+    let table = MemoryTable::new(1000, 10, 10, [seed, seed, seed, seed, 5]);
+    table.domains().allocate().unwrap();
+    let stags = (0..100).map(|_| table.register(bench.registration(0, 8, ALL)).unwrap());
+    let indices: HashSet<u32> = stags.map(|stag| stag >> 8).collect();
+    assert_eq!((indices.len(), indices.contains(&0)), (100, false));
+}
 
 #[test]
 fn sec_04_stags_are_sparse_hard_to_predict_and_come_back_late() {

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | sends a message | in front of that message |
 //! | has nothing to send, when the program polls again and nothing more has arrived | alone |
-//! | has found that [`ALONE_MANY`] times in a row | alone, as soon as nothing more has arrived |
+//! | has sent [`ALONE_MANY`] in a row in that way, and no message since | alone, as soon as nothing more has arrived |
 //! | [`CONFIRMED_MESSAGES`] or [`CONFIRMED_BYTES`] are processed since the last one | alone |
 //! | ends the connection | in front of the Terminate or FIN |
 //!
@@ -22,7 +22,7 @@ use crate::tuning::{ALONE_MANY, CONFIRMED_BYTES, CONFIRMED_MESSAGES};
 use urnic_wire::ddp::{TAGGED_LEN, TaggedHeader};
 use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 
-/// STag of a confirmation. No region has it, because its index is 0.
+/// STag of a confirmation. No region of a urnic has its index, 0.
 pub(super) const CONFIRMATION_STAG: u32 = 0xc5;
 
 /// Source offset of the Reads of length zero by which an end announces that it takes confirmations.

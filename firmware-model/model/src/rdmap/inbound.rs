@@ -331,8 +331,8 @@ impl Rdmap {
         }
     }
 
-    /// Notes a message that waits behind one for which there is no receive. The announcement of a
-    /// peer counts at once: this end confirms what it has processed before.
+    /// Notes a message that waits because there is no receive for it, or for one before it. The
+    /// announcement of a peer counts at once: this end confirms what it has processed before.
     #[cold]
     pub(super) fn note_parked(&mut self, ulpdu: &[u8]) {
         if let Ok((headers, payload)) = Headers::parse(ulpdu)

@@ -24,8 +24,25 @@ mod streams;
 mod unmapped;
 mod virtual_time;
 
-use crate::testing::mock::End;
+use crate::testing::mock::{Driver, End, assert_cqe};
+use urnic_device::vocabulary::WcStatus;
 use urnic_device::wqe::{Opcode, SendFlags, SendHeader};
+
+/// Sends `size` bytes from the beginning of one end's region to that of the other's, and checks the
+/// completions and the bytes.
+fn send_between(from: (&Driver, &mut End), to: (&Driver, &mut End), cookie: u64, size: u32) {
+    let ((sender, near), (receiver, far)) = (from, to);
+    let bytes: Vec<u8> = (0..u64::from(size)).map(|b| (b * 7 + cookie) as u8).collect();
+    sender.arena.write(near.region.iova, &bytes);
+    receiver.arena.write(far.region.iova, &vec![0; bytes.len()]);
+    far.qp.post_recv(receiver, cookie, &[far.region.sge(0, 1 << 20)]);
+    near.qp.post_send(sender, cookie, &[near.region.sge(0, size)]);
+    assert_cqe(&near.send_cq.await_completion(sender), cookie, WcStatus::Success);
+    let received = far.recv_cq.await_completion(receiver);
+    assert_cqe(&received, cookie, WcStatus::Success);
+    assert_eq!(received.byte_len.get(), size);
+    assert_eq!(receiver.arena.read(far.region.iova, size as usize), bytes);
+}
 
 /// A signalled request that accesses the region of `end`, the peer's, from its beginning.
 fn one_sided(opcode: Opcode, cookie: u64, end: &End) -> SendHeader {

@@ -1,6 +1,6 @@
 //! Two devices over real TCP.
 
-use super::one_sided;
+use super::{one_sided, send_between};
 use crate::Counter;
 use crate::testing::mock::{Driver, End, Pair, assert_cqe, wait_for};
 use std::net::SocketAddr;
@@ -61,39 +61,9 @@ fn messages_of_all_sizes_go_both_ways_in_order() {
         70_000,
         1 << 19,
     ];
-    for (i, &size) in sizes.iter().enumerate() {
-        let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 7 + i) as u8).collect();
-        near.arena.write(initiator.region.iova, &bytes);
-        responder
-            .qp
-            .post_recv(&far, i as u64, &[responder.region.sge(0, 1 << 20)]);
-        initiator
-            .qp
-            .post_send(&near, i as u64, &[initiator.region.sge(0, size)]);
-        assert_cqe(
-            &initiator.send_cq.await_completion(&near),
-            i as u64,
-            WcStatus::Success,
-        );
-        let received = responder.recv_cq.await_completion(&far);
-        assert_cqe(&received, i as u64, WcStatus::Success);
-        assert_eq!(received.byte_len.get(), size);
-        assert_eq!(far.arena.read(responder.region.iova, size as usize), bytes);
-
-        initiator
-            .qp
-            .post_recv(&near, i as u64, &[initiator.region.sge(0, 1 << 20)]);
-        responder
-            .qp
-            .post_send(&far, i as u64, &[responder.region.sge(0, size)]);
-        assert_cqe(
-            &responder.send_cq.await_completion(&far),
-            i as u64,
-            WcStatus::Success,
-        );
-        let back = initiator.recv_cq.await_completion(&near);
-        assert_eq!((back.cookie.get(), back.byte_len.get()), (i as u64, size));
-        assert_eq!(near.arena.read(initiator.region.iova, size as usize), bytes);
+    for (cookie, size) in (0..).zip(sizes) {
+        send_between((&near, &mut initiator), (&far, &mut responder), cookie, size);
+        send_between((&far, &mut responder), (&near, &mut initiator), cookie, size);
     }
 }
 

@@ -1,7 +1,7 @@
 //! A driver in another process: doorbells in plain memory, memory that cannot be mapped, and memory
 //! that the driver unmaps.
 
-use super::one_sided;
+use super::{one_sided, send_between};
 use crate::Counter;
 use crate::config::ModelConfig;
 use crate::testing::mock::{Driver, Pair, assert_cqe, config, wait_for};
@@ -120,29 +120,8 @@ fn messages_of_all_sizes_go_between_regions_in_remote_memory() {
         mut initiator,
         mut responder,
     } = Pair::connect(&near, &far);
-    for (i, size) in [0u32, 1, 1442, 2049, 64768, 70_000, 1 << 19]
-        .into_iter()
-        .enumerate()
-    {
-        let bytes: Vec<u8> = (0..size).map(|b| (b as usize * 7 + i) as u8).collect();
-        near.arena.write(initiator.region.iova, &bytes);
-        responder
-            .qp
-            .post_recv(&far, i as u64, &[responder.region.sge(0, 1 << 20)]);
-        initiator
-            .qp
-            .post_send(&near, i as u64, &[initiator.region.sge(0, size)]);
-        assert_cqe(
-            &initiator.send_cq.await_completion(&near),
-            i as u64,
-            WcStatus::Success,
-        );
-        assert_cqe(
-            &responder.recv_cq.await_completion(&far),
-            i as u64,
-            WcStatus::Success,
-        );
-        assert_eq!(far.arena.read(responder.region.iova, size as usize), bytes);
+    for (cookie, size) in (0..).zip([0, 1, 1442, 2049, 64768, 70_000, 1 << 19]) {
+        send_between((&near, &mut initiator), (&far, &mut responder), cookie, size);
     }
 }
 
