@@ -107,7 +107,7 @@ pub(crate) const EVENT_WAIT_USUAL: Duration = Duration::from_micros(500);
 // | state | left when | doorbells |
 // |---|---|---|
 // | served at once | `BURST_RINGS` doorbells with no poll between | each one runs the queue pair |
-// | gathering | `IDLE_FLUSHES` flushes in a row found at most one entry | one for `GATHERED` (`GATHERED_IN_MEMORY`) blocks |
+// | gathering | `IDLE_FLUSHES` flushes in a row found at most one entry | one for `GATHERED` (`GATHERED_CONFIRMED`, `GATHERED_IN_MEMORY`) blocks |
 // | after a burst that gathered nothing | gathering would have been useful; each poll halves the number | served at once until `BURST_BACKOFF` times as many doorbells, at most `BURST_RINGS_MAX` |
 
 /// Doorbells with no poll between that begin a burst, at first.
@@ -122,6 +122,11 @@ pub(crate) const BURST_BACKOFF: u32 = 8;
 pub(crate) const BURST_RINGS_MAX: u32 = 1 << 12;
 /// Blocks that may be posted in a burst without a doorbell.
 pub(crate) const GATHERED: u32 = 64;
+/// Such blocks if sends complete when the peer confirms them: so many fit into a send queue of 128
+/// that the program posts the next ones while the peer works on the first. 300,000 Sends of 64
+/// bytes between two hosts (`ib_send_bw`): 2.0 million a second with 64, 2.3 with 32, 2.6 with 24,
+/// 2.2 with 20 and with 16.
+pub(crate) const GATHERED_CONFIRMED: u32 = 24;
 /// Such blocks if the stream passes through memory, where sending is no system call. The number is
 /// smaller, so that the peer works on the first blocks while the next are posted.
 pub(crate) const GATHERED_IN_MEMORY: u32 = 16;

@@ -17,7 +17,8 @@ use crate::table::Last;
 use crate::time::{Nanos, Now};
 use crate::transport::{Env, Identity, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};
 use crate::tuning::{
-    BURST_BACKOFF, BURST_RINGS, BURST_RINGS_MAX, GATHERED, GATHERED_IN_MEMORY, IDLE_FLUSHES,
+    BURST_BACKOFF, BURST_RINGS, BURST_RINGS_MAX, GATHERED, GATHERED_CONFIRMED, GATHERED_IN_MEMORY,
+    IDLE_FLUSHES,
 };
 use crate::{datagram, rdmap};
 use std::sync::Arc;
@@ -261,7 +262,15 @@ impl Inner {
     /// The number of blocks by which the event index must be ahead: without gathering, `ahead`.
     #[inline]
     pub(crate) fn ring_ahead(&self, ahead: u32) -> u32 {
-        self.gathering.ahead(ahead, || self.is_in_memory())
+        if !self.gathering.is_on() {
+            return ahead;
+        }
+        let gathered = match self.is_in_memory() {
+            true => GATHERED_IN_MEMORY,
+            false if self.engine.is_confirmed() => GATHERED_CONFIRMED,
+            false => GATHERED,
+        };
+        ahead.max(gathered)
     }
 
     /// Lets delayed bytes of the stream continue; returns when to call again.
@@ -285,9 +294,9 @@ impl Inner {
 // Whether a queue pair's sends are gathered.
 //
 // A ring is served at once. From the [`BURST_RINGS`]th ring with no poll between, sends are
-// gathered: the event index moves [`GATHERED`] blocks ahead ([`GATHERED_IN_MEMORY`] for a peer on
-// this host), and the entries posted until then leave with the next poll, arm, or tick of the
-// background thread. [`IDLE_FLUSHES`] flushes in a row that find no more than one entry end that.
+// gathered: the event index moves [`GATHERED`] blocks ahead ([`GATHERED_CONFIRMED`] for a peer that
+// confirms, [`GATHERED_IN_MEMORY`] for one on this host), and the entries posted until then leave
+// with the next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that find no more than one entry end that.
 // If none of the burst had found more, gathering only delayed a program that waits for answers by
 // polling memory: the next burst takes [`BURST_BACKOFF`] times as many rings to begin, up to
 // [`BURST_RINGS_MAX`]. Evidence that gathering is useful ends that at once, and each poll for
@@ -335,16 +344,6 @@ impl Gathering {
     /// Whether sends are gathered.
     pub(crate) fn is_on(&self) -> bool {
         self.burst
-    }
-
-    /// The number of blocks by which the event index must be ahead; without gathering it is
-    /// `ahead`. `in_memory`: the stream passes through memory.
-    pub(crate) fn ahead(&self, ahead: u32, in_memory: impl FnOnce() -> bool) -> u32 {
-        match self.burst {
-            false => ahead,
-            true if in_memory() => ahead.max(GATHERED_IN_MEMORY),
-            true => ahead.max(GATHERED),
-        }
     }
 
     /// Notes a ring of the driver; `polls` changes whenever the program polls for completions.
@@ -434,6 +433,14 @@ impl Service {
     pub(crate) fn is_parted(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.is_parted(),
+            Service::Datagrams(_) => false,
+        }
+    }
+
+    /// Whether requests complete when messages of the peer confirm them.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        match self {
+            Service::Connected(engine) => engine.is_confirmed(),
             Service::Datagrams(_) => false,
         }
     }

@@ -4,8 +4,10 @@ use super::virtual_time::TestBed;
 use crate::Counter;
 use crate::testing::mock::{Driver, Pair, assert_cqe, wait_for};
 use crate::testing::sim::Conditions;
+use crate::tuning::{BURST_RINGS, GATHERED, GATHERED_CONFIRMED};
 use std::time::Duration;
 use urnic_device::command::Status;
+use urnic_device::stream::attach;
 use urnic_device::vocabulary::WcStatus;
 
 const BURST: u64 = 200;
@@ -67,6 +69,28 @@ fn a_stream_of_sends_leaves_in_few_system_calls() {
         near.device.progress(0);
         (!near.device.has_gathered()).then_some(())
     });
+}
+
+#[test]
+fn sends_that_the_peer_confirms_leave_in_smaller_groups() {
+    let rings_of = |flags: u32| {
+        let bed = TestBed::new(Conditions::default());
+        let (mut pair, near) = (bed.connect_with(attach::CRC | flags), &bed.near);
+        // The Read that asks for it is confirmed by a message, and so are the messages after it.
+        for cookie in 0..2 {
+            post_burst(near, &bed.far, &mut pair, 1);
+            let sent = bed.pass_until(|| pair.initiator.send_cq.poll());
+            assert_cqe(&sent, 0, WcStatus::Success);
+            let received = bed.pass_until(|| pair.responder.recv_cq.poll());
+            assert_cqe(&received, 0, WcStatus::Success);
+            assert_eq!(pair.initiator.qp.rings, cookie + 1);
+        }
+        post_burst(near, &bed.far, &mut pair, BURST);
+        u64::from(pair.initiator.qp.rings - 2)
+    };
+    let bursts_of = |gathered: u32| u64::from(BURST_RINGS) + BURST / u64::from(gathered);
+    assert!(rings_of(0).abs_diff(bursts_of(GATHERED)) <= 1);
+    assert!(rings_of(attach::DELIVERED).abs_diff(bursts_of(GATHERED_CONFIRMED)) <= 1);
 }
 
 #[test]

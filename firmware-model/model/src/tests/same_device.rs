@@ -97,7 +97,7 @@ fn however_the_stream_is_cut() {
             let now = clock.fetch_add(10_000, Ordering::Relaxed);
             driver.device.step(Nanos(now));
         };
-        let mut pair = Pair::connect_while(&driver, &driver, pass);
+        let mut pair = Pair::connect_while(&driver, &driver, attach::CRC, pass);
         post_three_good_of_five(&driver, &mut pair);
         for (cookie, status) in OUTCOMES {
             let done = (0..STEPS).find_map(|_| {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use urnic_device::command::Opcode;
 use urnic_device::event::EventKind;
+use urnic_device::stream::attach;
 use urnic_device::vocabulary::WcStatus;
 
 pub(super) struct TestBed {
@@ -64,7 +65,13 @@ impl TestBed {
     }
 
     pub(super) fn connect(&self) -> Pair {
-        Pair::connect_while(&self.near, &self.far, || self.pass(Duration::from_micros(10)))
+        self.connect_with(attach::CRC)
+    }
+
+    /// Like [`connect`](Self::connect), with these flags of `Attach`.
+    pub(super) fn connect_with(&self, flags: u32) -> Pair {
+        let pass = || self.pass(Duration::from_micros(10));
+        Pair::connect_while(&self.near, &self.far, flags, pass)
     }
 
     /// Advances the clock until `probe` returns a value, within a virtual minute.

@@ -331,6 +331,11 @@ impl Engine {
         requester.local_peer = Some(local_peer);
     }
 
+    /// Whether requests complete when messages of the peer confirm them.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        self.rdmap.requester.confirmation.is_unasked()
+    }
+
     /// Lets the peer place payload in receives by itself.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn let_peer_fill(&mut self) {

@@ -689,11 +689,16 @@ impl Pair {
 
     /// Connects two devices on kernel TCP, with no MPA start-up between.
     pub(crate) fn connect(initiator: &Driver, responder: &Driver) -> Pair {
-        Self::connect_while(initiator, responder, || {})
+        Self::connect_while(initiator, responder, attach::CRC, || {})
     }
 
-    /// Connects a pair and runs `meanwhile` in all waits.
-    pub(crate) fn connect_while(initiator: &Driver, responder: &Driver, mut meanwhile: impl FnMut()) -> Pair {
+    /// Connects a pair with these flags of `Attach`, and runs `meanwhile` in all waits.
+    pub(crate) fn connect_while(
+        initiator: &Driver,
+        responder: &Driver,
+        flags: u32,
+        mut meanwhile: impl FnMut(),
+    ) -> Pair {
         let (near, far) = (End::new(initiator), End::new(responder));
         let (lid, port) = responder.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
         let sid = initiator
@@ -709,9 +714,11 @@ impl Pair {
         assert_eq!(connected.code.get(), 0);
         let accepted = seen(responder, EventKind::StreamAccepted, lid);
         responder
-            .attach(accepted.data.get() as u32, &far.qp, false)
+            .attach_with(accepted.data.get() as u32, &far.qp, flags)
             .unwrap();
-        initiator.attach(sid, &near.qp, true).unwrap();
+        initiator
+            .attach_with(sid, &near.qp, flags | attach::INITIATOR)
+            .unwrap();
         responder.on(Opcode::StreamUnlisten, lid).unwrap();
         Pair {
             initiator: near,
