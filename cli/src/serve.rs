@@ -5,13 +5,14 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::ArgMatches;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use urnic_faults::Network;
 use urnic_model::capture::CaptureFile;
-use urnic_model::{DeviceAddress, ModelConfig, Reach};
+use urnic_model::{BusyPoll, DeviceAddress, ModelConfig, Reach};
 use urnic_process::gids::Gid;
 use urnic_process::gids::GidTable;
 use urnic_process::log::{Log, LogFilter};
@@ -51,6 +52,13 @@ pub(crate) struct Offer {
     /// The way to peers on the same host
     #[arg(long, value_name = "WAY", value_enum, default_value_t = SameHost::Auto)]
     same_host: SameHost,
+    /// How long a function's thread polls a connection for the next RDMA Write, Read or atomic of
+    /// the peer before it sleeps, in microseconds up to 10000. 0: it always sleeps
+    #[arg(long, value_name = "US", default_value_t = micros(BusyPoll::default().limit), value_parser = clap::value_parser!(u16).range(0..=10_000))]
+    busy_poll_limit: u16,
+    /// The share of one processor that the threads of all functions may spend on that together
+    #[arg(long, value_name = "PERCENT", default_value_t = BusyPoll::default().share, value_parser = clap::value_parser!(u32).range(1..=100))]
+    busy_poll_share: u32,
     /// Capture the packets of all functions into this file (pcapng, for Wireshark); `%p` is the
     /// server's process number
     #[arg(long, value_name = "FILE", env = "URNIC_PCAP")]
@@ -62,6 +70,10 @@ pub(crate) struct Offer {
 
 /// Bytes of a socket's path: `sun_path` of unix(7) without the NUL.
 pub(crate) const LONGEST_SOCKET_PATH: usize = 107;
+
+fn micros(time: Duration) -> u16 {
+    u16::try_from(time.as_micros()).unwrap_or(u16::MAX)
+}
 
 fn socket_path(text: OsString) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
@@ -254,6 +266,10 @@ impl Offer {
                 addresses,
                 reach,
                 same_host: self.same_host == SameHost::Auto,
+                busy_poll: BusyPoll {
+                    limit: Duration::from_micros(self.busy_poll_limit.into()),
+                    share: self.busy_poll_share,
+                },
                 capture: capture
                     .map(|file| file.interface("urnic0", &format!("functions at {}", path.display()))),
                 ..ModelConfig::default()
