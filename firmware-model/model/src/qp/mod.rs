@@ -296,11 +296,11 @@ impl Inner {
 // A ring is served at once. From the [`BURST_RINGS`]th ring with no poll between, sends are
 // gathered: the event index moves [`GATHERED`] blocks ahead ([`GATHERED_CONFIRMED`] for a peer that
 // confirms, [`GATHERED_IN_MEMORY`] for one on this host), and the entries posted until then leave
-// with the next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that find no more than one entry end that.
-// If none of the burst had found more, gathering only delayed a program that waits for answers by
-// polling memory: the next burst takes [`BURST_BACKOFF`] times as many rings to begin, up to
-// [`BURST_RINGS_MAX`]. Evidence that gathering is useful ends that at once, and each poll for
-// completions halves it.
+// with the next poll, arm, or tick of the background thread. [`IDLE_FLUSHES`] flushes in a row that
+// find no more than one entry end that. If none of the burst had found more, gathering only delayed
+// a program that waits for answers by polling memory: the next burst takes [`BURST_BACKOFF`] times
+// as many rings to begin, up to [`BURST_RINGS_MAX`]. Evidence that gathering is useful ends that at
+// once, and each poll for completions halves it.
 
 /// A change of the present burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
