@@ -340,7 +340,9 @@ impl Qp {
     ///
     /// # Errors
     /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
-    /// range, or an address without a route; `EIO` in a forked child; the errors of the device.
+    /// range, or an address that names no peer; of a RoCE NIC, the errors of
+    /// [`reachability::check`](urnic_process::reachability::check); `EIO` in a forked child; the
+    /// errors of the device.
     pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
         self.driver.check_usable()?;
         if mask.is_empty() {
@@ -363,6 +365,9 @@ impl Qp {
             identity: self.driver.identity(),
             kind: self.kind,
             ird: limits.max_ird,
+        if mask.contains(QpMask::AV) && attr.dest_qpn != MANAGER_QPN {
+            self.driver.check_reachable(&attr.av)?;
+        }
             ord: limits.max_ord,
         };
         let mask = self.own_attributes(from, attr, mask);
