@@ -135,12 +135,9 @@ pub(crate) fn map_file(
         ProtFlags::empty()
     };
     let mapping = Pages::of_file(fd, offset - within as u64, len, ProtFlags::READ | write);
-    let mapping = mapping.map_err(|errno| {
-        if errno == Errno::NODEV {
-            Errno::OPNOTSUPP
-        } else {
-            errno
-        }
+    let mapping = mapping.map_err(|errno| match cannot_be_mapped(errno) {
+        true => Errno::OPNOTSUPP,
+        false => errno,
     })?;
     let start = mapping.start().as_ptr().wrapping_byte_add(within);
     Ok((mapping, start.cast()))
@@ -155,5 +152,37 @@ fn size(fd: impl AsFd) -> Result<u64, Errno> {
             Errno::SPIPE => Errno::OPNOTSUPP,
             errno => errno,
         }),
+    }
+}
+/// Whether an error of mmap(2) for a range within a file means that such files cannot be mapped.
+fn cannot_be_mapped(errno: Errno) -> bool {
+    /// `ENOTSUPP` of the kernel, which some of its drivers return to programs.
+    const NOTSUPP: i32 = 524;
+    // `EINVAL` is the kernel's error for a dma-buf whose exporter has no mmap.
+    matches!(
+        errno,
+        Errno::NODEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::NXIO | Errno::NOTTY
+    ) || errno.raw_os_error() == NOTSUPP
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_files_that_cannot_be_mapped_are_known() {
+        for errno in [19, 22, 25, 38, 6, 95, 524] {
+            assert!(cannot_be_mapped(Errno::from_raw_os_error(errno)), "{errno}");
+        }
+        for errno in [
+            Errno::ACCESS,
+            Errno::PERM,
+            Errno::NOMEM,
+            Errno::AGAIN,
+            Errno::BADF,
+        ] {
+            assert!(!cannot_be_mapped(errno), "{errno}");
+        }
     }
 }

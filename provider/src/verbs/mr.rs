@@ -312,8 +312,11 @@ pub(super) fn of_device_memory(
 
 /// `ibv_reg_dmabuf_mr(3)`, also for other files that can be mapped: work requests name the byte
 /// `offset` of the file `iova`, or 0 if the region is zero-based. EOPNOTSUPP if the device is in
-/// another process, or the file cannot be mapped; EINVAL outside of the file and on demand; else
-/// the errors of [`map_file`] and [`reg_mr`].
+/// another process, or the file cannot be mapped, or the program cannot access what is mapped;
+/// EINVAL outside of the file and on demand; else the errors of [`map_file`] and [`reg_mr`].
+///
+/// Without a descriptor it is EOPNOTSUPP, too: NCCL and UCX ask with -1 whether the device reaches
+/// the memory of a GPU, and a kernel that can answers EBADF.
 pub(super) fn reg_dmabuf_mr(
     pd: &Pd,
     offset: u64,
@@ -331,7 +334,7 @@ pub(super) fn reg_dmabuf_mr(
         // A device in another process has only the memory that the program itself has mapped.
         return Err(Errno::OPNOTSUPP);
     }
-    let file = fd.ok_or(Errno::BADF)?;
+    let file = fd.ok_or(Errno::OPNOTSUPP)?;
     let (mapped, addr) = map_file(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
     let base = if access.contains(Access::ZERO_BASED) {
         0
@@ -340,7 +343,12 @@ pub(super) fn reg_dmabuf_mr(
     };
     let device = domain
         .driver
-        .register(&domain.device, addr, length, base, access)?;
+        .register(&domain.device, addr, length, base, access)
+        .map_err(|errno| match errno {
+            // Memory of a device, which system calls do not access.
+            Errno::FAULT => Errno::OPNOTSUPP,
+            errno => errno,
+        })?;
     let state = State::new(device, domain, length, flags as u32).of_file(mapped);
     let shown = std::ptr::without_provenance_mut(offset as usize);
     Ok(Mr::entered(pd, shown, IBV_MR_TYPE_DMABUF_MR, state))
