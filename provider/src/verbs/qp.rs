@@ -17,6 +17,7 @@ use urnic_rdma_core::*;
 
 use super::ah::address_vector;
 use super::cq::Cq;
+use super::device::active_mtu;
 use super::faulted;
 use super::gated_sends::Sends;
 use super::ledger::Ledger;
@@ -69,13 +70,15 @@ pointers! {
     }
 }
 
-/// The objects to which a new queue pair belongs.
+/// The objects to which a new queue pair belongs, and its creation flags.
 pub(super) struct Parents<'a> {
     pub(super) pd: &'a Pd,
     pub(super) send_cq: Option<&'a Cq>,
     pub(super) recv_cq: Option<&'a Cq>,
     pub(super) srq: Option<&'a Srq>,
 }
+    /// [`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`].
+    pub(super) blocks_own_multicast: bool,
 
 impl Qp {
     /// Creates a queue pair, and writes its actual capacities to `attr.cap`.
@@ -104,6 +107,8 @@ impl Qp {
         let granted = own_caps(device.caps(), srq.is_some());
         let check = strict::current().zip(send_cq.check.clone().zip(recv_cq.check.clone()));
         let domain = membership.domain();
+            max_datagram: active_mtu(context),
+            blocks_own_multicast: parents.blocks_own_multicast,
         let withheld = check.as_ref().and_then(|_| WithheldMemory::new(domain));
         let check = check.map(|(strict, (send, receive))| {
             let arena = withheld.as_ref().map(WithheldMemory::arena);
@@ -319,6 +324,7 @@ pub(super) fn query_qp(
     mut attr: Out<'_, ibv_qp_attr>,
     mut init_attr: Out<'_, ibv_qp_init_attr>,
 ) -> Result<(), Errno> {
+        blocks_own_multicast: false,
     let caps = qp.caps();
     attr.set(ibv_attr(&qp.device.query()?, caps));
     let public = qp.public();

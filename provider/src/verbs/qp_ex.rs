@@ -42,7 +42,7 @@ const OF_RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 /// `ibv_create_qp_ex(3)`: EOPNOTSUPP for a type that the device does not have, and for creation
-/// flags.
+/// flags, except the one of UD that blocks its own multicast.
 pub(super) fn create_qp_ex(
     context: OpenContext,
     mut attr: Given<'_, ibv_qp_init_attr_ex>,
@@ -50,8 +50,16 @@ pub(super) fn create_qp_ex(
     let given = |bit: u32| attr.comp_mask & bit != 0;
     let builds = given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS);
     let plain = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let flags = match given(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
+        true => attr.create_flags,
+        false => 0,
+    };
+    let known_flags = match attr.qp_type {
+        IBV_QPT_UD => IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
+        _ => 0,
+    };
     if attr.comp_mask & !plain != 0
-        || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+        || flags & !known_flags != 0
         || builds && attr.send_ops_flags & !OPERATIONS != 0
         || builds && attr.qp_type != IBV_QPT_RC && attr.send_ops_flags & OF_RELIABLE != 0
     {
@@ -62,6 +70,7 @@ pub(super) fn create_qp_ex(
         send_cq: attr.send_cq(),
         recv_cq: attr.recv_cq(),
         srq: attr.srq(),
+        blocks_own_multicast: flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0,
     };
     let mut basic = ibv_qp_init_attr {
         qp_context: attr.qp_context,

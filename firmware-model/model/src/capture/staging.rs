@@ -112,7 +112,7 @@ mod tests {
         let file = rustix::fs::memfd_create("one page", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, page as u64).unwrap();
         let pages = urnic_sys::Pages::of_file(&file, 0, 2 * page, rustix::mm::ProtFlags::READ).unwrap();
-        // SAFETY: the slice is only a name for the pages, which stay mapped; nothing refers to them.
+        // SAFETY: the slice only names the pages, which stay mapped; nothing refers to them.
         let piece = unsafe { Piece::of(std::slice::from_raw_parts(pages.start().as_ptr(), 2 * page)) };
         let mut staging = Staging::new(Descriptors::new(4, None));
         assert_eq!(staging.copy(&[piece]).unwrap().len(), page);
