@@ -19,7 +19,7 @@ use super::post::{report_refusal, takes_sends};
 use super::qp::{Parents, Qp};
 use super::send_queue::{Entry, SendQueue};
 use crate::context::OpenContext;
-use crate::from_c::{Bind, Data, FromC, Given, Pieces, functions};
+use crate::from_c::{Bind, Data, FromC, Given, Pieces, functions, key_of};
 use crate::guard::contained;
 use crate::race_detector;
 
@@ -130,7 +130,7 @@ functions! {
         self::wr_atomic_fetch_add(qp, rkey, addr, add);
     wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) = self::wr_local_inv(qp, rkey);
     wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) =
-        self::wr_bind_mw(qp, rkey, info);
+        self::wr_bind_mw(qp, mw, rkey, info);
     wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) =
         self::wr_set_sge(qp, lkey, addr, length);
     wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) =
@@ -315,9 +315,12 @@ fn wr_local_inv(to: Builder<'_>, rkey: u32) {
     to.begin(Opcode::LocalInv, |_, e| e.header.stag = rkey.into());
 }
 
-/// The new key, `rkey`, identifies the window.
-fn wr_bind_mw(to: Builder<'_>, rkey: u32, memory: Bind) {
-    to.begin(Opcode::BindMw, |q, e| q.put_bind(e, rkey, memory));
+fn wr_bind_mw(to: Builder<'_>, window: Option<&ibv_mw>, rkey: u32, memory: Bind) {
+    let Some(window) = window else {
+        return to.with(|_, building| building.fail(Errno::INVAL));
+    };
+    let key = key_of(window, rkey);
+    to.begin(Opcode::BindMw, |q, e| q.put_bind(e, key, memory));
 }
 
 fn wr_set_sge(to: Builder<'_>, lkey: u32, addr: u64, length: u32) {
