@@ -43,18 +43,18 @@ const STATUSES: [Status; 24] = [
     occurs(
         1,
         "LOC_LEN_ERR",
-        "the receive is shorter than the message; a request of more than 2 GiB; an atomic of a length other than eight bytes",
+        "the receive is shorter than the message; a request of more than 2 GiB; a datagram longer than the port's `active_mtu`; an atomic of a length other than eight bytes",
     ),
     occurs(
         2,
         "LOC_QP_OP_ERR",
-        "a Read or atomic while `max_rd_atomic` is 0; a malformed work queue entry",
+        "a Read or atomic while `max_rd_atomic` is 0; a request that the type of the queue pair does not have (a Read on UC or UD); a malformed work queue entry",
     ),
     never(3, "LOC_EEC_OP_ERR", RELIABLE_DATAGRAMS),
     occurs(
         4,
         "LOC_PROT_ERR",
-        "an element of a request or receive is not within its region, the key does not belong to the domain, or the region lacks the right; `LOCAL_INV` of an STag that cannot be invalidated; memory of the request or receive was unmapped, protected or truncated while registered",
+        "an element of a request or receive is not within its region, the key does not belong to the domain, or the region lacks the right; with `--identity iwarp`, `LOCAL_INV` of an STag that cannot be invalidated; memory of the request or receive was unmapped, protected or truncated while registered",
     ),
     occurs(
         5,
@@ -64,7 +64,7 @@ const STATUSES: [Status; 24] = [
     occurs(
         6,
         "MW_BIND_ERR",
-        "the region lacks `IBV_ACCESS_MW_BIND` or the rights; a window of type 2 that is already bound",
+        "the region lacks `IBV_ACCESS_MW_BIND` or the rights; a window of type 2 that is already bound; with `--identity roce`, `LOCAL_INV` of anything but a window of type 2 that is bound to the queue pair, as with mlx5",
     ),
     never(
         7,
@@ -79,17 +79,17 @@ const STATUSES: [Status; 24] = [
     occurs(
         9,
         "REM_INV_REQ_ERR",
-        "the message is longer than the peer's receive; a message that the peer does not support",
+        "the message is longer than the peer's receive; a message that the peer does not support; an atomic at an address that is no multiple of eight. Of a receive: the Send invalidates an STag that it may not invalidate",
     ),
     occurs(
         10,
         "REM_ACCESS_ERR",
-        "the key is invalid at the peer, the region is shorter, or the right is missing; the memory of its region was unmapped, protected or truncated while registered",
+        "the key is invalid at the peer, or a Send may not invalidate it, the region is shorter, or the right is missing; the memory of its region was unmapped, protected or truncated while registered",
     ),
     occurs(
         11,
         "REM_OP_ERR",
-        "the peer's receive names no memory, or unmapped memory; an atomic at an address that is no multiple of eight; a Send that invalidates an STag without permission; on rdma_cm connections, no receive in time",
+        "the peer's receive names no memory, or unmapped memory; on rdma_cm connections, no receive in time",
     ),
     occurs(
         12,

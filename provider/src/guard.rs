@@ -74,9 +74,16 @@ pub(crate) fn set_errno(errno: Errno) {
     restore_errno(errno.raw_os_error());
 }
 
-/// Runs a verb that returns 0 or an errno.
+/// Runs a verb that returns 0 or an errno. An error is in `errno`, too, as after a system call that
+/// failed: programs print either.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Errno>) -> c_int {
-    guarded(body).map_or_else(Errno::raw_os_error, |()| 0)
+    match guarded(body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            errno.raw_os_error()
+        }
+    }
 }
 
 /// Runs a verb that returns an object, which the program owns until it destroys it; or null, with

@@ -74,7 +74,8 @@ int main(int argc, char **argv)
 	refused(pd, UINT64_MAX - 3, 8, file, EVERY_ACCESS, EINVAL);
 	refused(pd, 0, SIZE, file, IBV_ACCESS_REMOTE_WRITE, EINVAL);
 	refused(pd, 0, SIZE, file, EVERY_ACCESS | IBV_ACCESS_ON_DEMAND, EINVAL);
-	refused(pd, 0, SIZE, -1, EVERY_ACCESS, EBADF);
+	refused(pd, 0, SIZE, -1, EVERY_ACCESS, EOPNOTSUPP);
+	refused(pd, 0, 0, -1, 0, EOPNOTSUPP);
 	refused(pd, 0, SIZE, 1000, EVERY_ACCESS, EBADF);
 	refused(pd, 0, SIZE, pipes[0], EVERY_ACCESS, EOPNOTSUPP);
 	ZERO(ibv_destroy_qp(qp));

@@ -142,7 +142,7 @@ static void on_demand(void)
 	if (ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) != EFAULT)
 		die("advice after the region's end");
 	sge = (struct ibv_sge){ .addr = here, .length = 8, .lkey = steady->lkey };
-	if (ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) != ENOENT)
+	if (ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) != EOPNOTSUPP)
 		die("advice on a region that is not on demand");
 	ZERO(ibv_dereg_mr(mr));
 

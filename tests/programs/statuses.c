@@ -132,10 +132,10 @@ static void statuses(void)
 	pair = usual();
 	expect("a Read without the right", request(&pair, IBV_WR_RDMA_READ, key, at, local->rkey), IBV_WC_REM_ACCESS_ERR, 0x0102e000);
 	pair = usual();
-	expect("an atomic of no word", request(&pair, IBV_WR_ATOMIC_FETCH_AND_ADD, key, at + 1, key), IBV_WC_REM_OP_ERR, 0x0207c000);
+	expect("an atomic of no word", request(&pair, IBV_WR_ATOMIC_FETCH_AND_ADD, key, at + 1, key), IBV_WC_REM_INV_REQ_ERR, 0x0207c000);
 	pair = usual();
 	receive(&pair, 64, key);
-	expect("a Send that invalidates nothing", request(&pair, IBV_WR_SEND_WITH_INV, key, 0, none), IBV_WC_REM_OP_ERR, 0x0209c000);
+	expect("a Send that invalidates nothing", request(&pair, IBV_WR_SEND_WITH_INV, key, 0, none), IBV_WC_REM_ACCESS_ERR, 0x0209c000);
 
 	pair = connected((struct options){ .reads = 0, .rnr_retry = 7 });
 	expect("a Read where none may be outstanding", request(&pair, IBV_WR_RDMA_READ, key, at, key), IBV_WC_LOC_QP_OP_ERR, 0);

@@ -80,6 +80,35 @@ fn a_served_device_has_no_regions_of_files() {
     assert!(ended.ok() && ended.output.contains("not supported"), "{ended}");
 }
 
+/// Runs `tests/programs/adapters.c`, which checks itself.
+fn acts_as_adapters_do(change: impl FnOnce(Program) -> Program) {
+    let program = change(Program::new(or_skip!(compiled("adapters"))));
+    let ended = program.run_for(LIMIT);
+    assert!(ended.ok(), "{ended}");
+}
+
+#[test]
+fn verbs_end_as_with_an_adapter_for_iwarp() {
+    acts_as_adapters_do(|program| program.env("URNIC_IDENTITY", "iwarp"));
+}
+
+#[test]
+fn verbs_end_as_with_an_adapter_for_roce() {
+    acts_as_adapters_do(|program| program.env("URNIC_IDENTITY", "roce"));
+}
+
+#[test]
+fn verbs_of_a_served_device_end_as_with_an_adapter() {
+    for identity in ["iwarp", "roce"] {
+        let served = Served::start();
+        acts_as_adapters_do(|program| {
+            program
+                .env("URNIC_IDENTITY", identity)
+                .env("URNIC_DEVICE", served.device())
+        });
+    }
+}
+
 #[test]
 fn the_limits_of_verbs_hold_in_one_program() {
     let text = Program::new(or_skip!(compiled("extents")))

@@ -2,10 +2,10 @@
 //! `docs/reference/statuses.md`.
 
 /// A name, and its meaning.
-pub(super) const ERRNOS: [(&str, &str); 21] = [
+pub(super) const ERRNOS: [(&str, &str); 22] = [
     (
         "EINVAL",
-        "an argument is not valid: a size or count beyond what `ibv_query_device` reports, a transition that the queue pair's state does not permit or that lacks an attribute, an unknown flag, a request that is inline and too long, a post in a state without posting; rdma_cm: a call in a state of the id that does not permit it",
+        "an argument is not valid: a size or count beyond what `ibv_query_device` reports, a transition that the queue pair's state does not permit or that lacks an attribute, an unknown flag, an object of another context or whose handle the program changed, a request that is inline and too long, a post in a state without posting; rdma_cm: a call in a state of the id that does not permit it",
     ),
     (
         "ENOMEM",
@@ -13,7 +13,7 @@ pub(super) const ERRNOS: [(&str, &str); 21] = [
     ),
     (
         "EBUSY",
-        "the object is still used: a domain with regions or queue pairs, a completion queue with queue pairs, a region with bound windows; VFIO: another process has the function",
+        "the object is still used: a domain with queue pairs, shared receive queues, regions, windows or address handles, a completion or shared receive queue with queue pairs, a region with bound windows; VFIO: another process has the function",
     ),
     (
         "EIO",
@@ -21,11 +21,11 @@ pub(super) const ERRNOS: [(&str, &str); 21] = [
     ),
     (
         "EOPNOTSUPP",
-        "the device does not have this kind of queue pair, operation or attribute; with `--identity roce` there are UC and UD, too",
+        "the device does not have this kind of queue pair, operation or attribute; with `--identity roce` there are UC and UD, too; `ibv_reg_dmabuf_mr` of a file that cannot be mapped, or without one; `ibv_advise_mr` of a region that is not on demand",
     ),
     (
         "ENOENT",
-        "there is no such object: another context removed it, or an id of rdma_cm is gone; polling `ibv_cq_ex`: no completion is there",
+        "there is no such object: another context removed it, the program changed the handle of what it destroys, or an id of rdma_cm is gone; polling `ibv_cq_ex`: no completion is there",
     ),
     ("EFAULT", "an address in a call is not mapped"),
     ("EBADF", "the descriptor is closed, or of another kind"),
@@ -57,7 +57,14 @@ pub(super) const ERRNOS: [(&str, &str); 21] = [
         "EADDRNOTAVAIL",
         "the address does not belong to this host, or to none of its devices; or no port is free",
     ),
-    ("ENETUNREACH", "no route leads to the address"),
+    (
+        "ENETUNREACH",
+        "no route leads to the address; with `--identity roce` also `ibv_modify_qp` to RTR and `ibv_create_ah`",
+    ),
+    (
+        "EHOSTUNREACH",
+        "a route of the host refuses the address, or its network says that no host has it; with `--identity roce` also `ibv_modify_qp` to RTR and `ibv_create_ah`",
+    ),
     (
         "ECONNREFUSED",
         "no process listens at the peer's address and port, or the peer rejected the connection (`rdma_reject`)",
@@ -68,7 +75,7 @@ pub(super) const ERRNOS: [(&str, &str); 21] = [
     ),
     (
         "ETIMEDOUT",
-        "no answer came in time: a firewall, a wrong address, or a peer that does not accept (`mpa.startup_timeout_initiator_s`)",
+        "`ibv_modify_qp` to RTR and `ibv_create_ah` with `--identity roce`: no host on the network answers for the GID, within a second; else, no answer came in time: a firewall, a wrong address, or a peer that does not accept (`mpa.startup_timeout_initiator_s`)",
     ),
     (
         "EPROTO",

@@ -11,6 +11,7 @@ use urnic_device::wqe::DatagramAddress;
 use crate::driver::{Driver, Qp};
 use urnic_process::addressing::AddressVector;
 use urnic_process::port_gids::ip_of;
+use urnic_process::reachability;
 
 /// The UDP port of RoCE v2: multicast groups receive at this port.
 const MULTICAST_PORT: u16 = 4791;
@@ -127,7 +128,8 @@ impl Driver {
     /// The peer of an address vector.
     ///
     /// # Errors
-    /// `EINVAL` for an address without a GID, of another port, or that no own address can reach.
+    /// `EINVAL` for an address without a GID, of another port, or that no own address can reach;
+    /// the errors of [`reachability::check`].
     pub fn destination(&self, av: &AddressVector) -> Result<Destination, Errno> {
         if !av.is_global || av.port != 1 {
             return Err(Errno::INVAL);
@@ -145,11 +147,46 @@ impl Driver {
         if ip.is_unspecified() || ip.is_ipv4() != own.ip.is_ipv4() {
             return Err(Errno::INVAL);
         }
+        self.check_reachable(av)?;
         Ok(Destination {
             ip,
             scope: if local_scope { own.scope } else { 0 },
             source: u8::try_from(entry.address).map_err(|_| Errno::INVAL)?,
             traffic_class: av.traffic_class,
+        })
+    }
+}
+
+impl Driver {
+    /// Checks that the host reaches the address of a vector, as a kernel driver does for a RoCE NIC
+    /// before the device gets the address. Vectors that name no address are checked elsewhere.
+    ///
+    /// # Errors
+    /// Those of [`reachability::check`].
+    pub(crate) fn check_reachable(&self, av: &AddressVector) -> Result<(), Errno> {
+        let ip = ip_of(&av.dgid);
+        let is_elsewhere = !(ip.is_unspecified() || ip.is_multicast() || self.local_host().is_here(ip));
+        if !self.identity().is_roce() || !av.is_global || !is_elsewhere {
+            return Ok(());
+        }
+        let own = self.port_gids().get(usize::from(av.sgid_index));
+        let Some(own) = own.and_then(|entry| self.gids().get(entry.address)) else {
+            return Ok(());
+        };
+        let scope = match ip {
+            // The network of this end's GID, else of any link-local GID, as for a connection.
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+                let scopes = [own].into_iter().chain(self.gids()).map(|gid| gid.scope);
+                scopes
+                    .into_iter()
+                    .find(|scope| *scope != 0)
+                    .ok_or(Errno::NETUNREACH)?
+            }
+            _ => 0,
+        };
+        let source = (own.ip.is_ipv4() == ip.is_ipv4() && !own.ip.is_loopback()).then_some(own.ip);
+        reachability::check(source, ip, scope).inspect_err(|errno| {
+            tracing::debug!("{ip} (from GID index {}) is not reached: {errno}", av.sgid_index);
         })
     }
 }

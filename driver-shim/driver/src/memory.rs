@@ -34,8 +34,9 @@ pub struct Mr {
 struct Mapped {
     dma: Mapping,
     len: usize,
-    /// The bus has not mapped the memory: the kernel copies for the device.
-    on_demand: bool,
+    /// The bus has mapped the memory. Memory of a region on demand is not: the kernel copies for
+    /// the device.
+    is_mapped: bool,
     /// `None`: on demand, or another registration has made the pages present.
     kept: Option<Kept>,
 }
@@ -136,17 +137,19 @@ impl Driver {
     }
 
     /// Makes memory present, and maps it for the device. For a region on demand, only returns the
-    /// range in which memory may appear.
+    /// range in which memory may appear. A region of no bytes needs no memory.
     fn map(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapped, Errno> {
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
         if access.contains(Access::ON_DEMAND) {
             if self.attributes().features & features::ON_DEMAND == 0 {
                 return Err(Errno::OPNOTSUPP);
             }
+        }
+        if access.contains(Access::ON_DEMAND) || len == 0 {
             return Ok(Mapped {
                 dma: Mapping::Contiguous(addr.expose_provenance() as u64),
                 len,
-                on_demand: true,
+                is_mapped: false,
                 kept: None,
             });
         }
@@ -156,7 +159,7 @@ impl Driver {
             Ok(dma) => Ok(Mapped {
                 dma,
                 len,
-                on_demand: false,
+                is_mapped: true,
                 kept,
             }),
             Err(errno) => {
@@ -167,7 +170,7 @@ impl Driver {
     }
 
     fn unmap(&self, memory: &Mapped) {
-        if !memory.on_demand {
+        if memory.is_mapped {
             self.bus().unmap(&memory.dma, memory.len);
         }
         self.resident().forget(memory.kept);

@@ -190,6 +190,8 @@ impl Messages {
             rq_log_stride: 0.into(),
             kind: (QpKind::UnreliableDatagram as u32).into(),
             datagrams: bound.id,
+            rules: 0.into(),
+            max_datagram: 0.into(),
             reserved: 0.into(),
         };
         let created: Result<QueueHandle, _> = reach.commands.call(Opcode::CreateQp, &arguments);

@@ -1,10 +1,10 @@
 //! The program that urnic runs in, below everything else of the host side: descriptors that are
 //! urnic's own ([`fds`]), the activity of its threads ([`activity`]), urnic's threads ([`threads`])
 //! and signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]),
-//! the limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]) and the GIDs
-//! made from them ([`port_gids`]), the log ([`log`]), and error lines that it has once
-//! ([`error_log`], [`failure`]). The provider's queues have their lock from here, too
-//! ([`queue_lock`]).
+//! the limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]), the GIDs
+//! made from them ([`port_gids`]), the addresses that it reaches ([`reachability`]), the log
+//! ([`log`]), and error lines that it has once ([`error_log`], [`failure`]). The provider's queues
+//! have their lock from here, too ([`queue_lock`]).
 
 pub mod activity;
 #[forbid(unsafe_code)]
@@ -31,6 +31,8 @@ pub mod port_gids;
 #[forbid(unsafe_code)]
 pub mod program;
 pub mod queue_lock;
+#[forbid(unsafe_code)]
+pub mod reachability;
 pub mod signals;
 #[forbid(unsafe_code)]
 pub mod threads;

@@ -50,10 +50,14 @@ mod uapi {
     pub(super) const RTM_GETADDR: u16 = 22;
     pub(super) const RTM_NEWROUTE: u16 = 24;
     pub(super) const RTM_GETROUTE: u16 = 26;
+    pub(super) const RTM_NEWNEIGH: u16 = 28;
+    pub(super) const RTM_GETNEIGH: u16 = 30;
 
     pub(super) const IFLA_IFNAME: u16 = 3;
     pub(super) const IFLA_MTU: u16 = 4;
     pub(super) const IFF_UP: u32 = 1;
+    pub(super) const IFF_LOOPBACK: u32 = 0x8;
+    pub(super) const IFF_NOARP: u32 = 0x80;
 
     pub(super) const IFA_ADDRESS: u16 = 1;
     pub(super) const IFA_LOCAL: u16 = 2;
@@ -62,7 +66,16 @@ mod uapi {
     pub(super) const IFA_F_TENTATIVE: u32 = 0x40;
 
     pub(super) const RTA_DST: u16 = 1;
+    pub(super) const RTA_SRC: u16 = 2;
+    pub(super) const RTA_OIF: u16 = 4;
+    pub(super) const RTA_GATEWAY: u16 = 5;
     pub(super) const RTA_PREFSRC: u16 = 7;
+    pub(super) const RTA_VIA: u16 = 18;
+    pub(super) const RTN_UNICAST: u8 = 1;
+
+    pub(super) const NDA_DST: u16 = 1;
+    /// The states of a neighbour whose link-layer address is known.
+    pub(super) const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
     pub(super) const AF_INET: u8 = 2;
     pub(super) const AF_INET6: u8 = 10;
@@ -76,6 +89,7 @@ mod uapi {
     pub(super) const IFINFOMSG: usize = 16;
     pub(super) const IFADDRMSG: usize = 8;
     pub(super) const RTMSG: usize = 12;
+    pub(super) const NDMSG: usize = 12;
 }
 use uapi::*;
 
@@ -119,6 +133,108 @@ pub(super) fn source_towards(destination: Ipv4Addr) -> Option<IpAddr> {
     })
     .ok()?;
     source
+}
+
+/// The route of packets to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Route {
+    /// It leads to another host.
+    pub(super) is_unicast: bool,
+    /// The next hop, if that is not the destination.
+    pub(super) gateway: Option<IpAddr>,
+    /// Index of the interface that sends.
+    pub(super) interface: u32,
+}
+
+/// The route from `source` to `destination`, in the network `scope` of a link-local address; `None`
+/// if the kernel's answer has no interface.
+///
+/// # Errors
+/// Those of the route, and of the socket.
+pub(super) fn route(source: Option<IpAddr>, destination: IpAddr, scope: u32) -> Result<Option<Route>, Errno> {
+    let (family, bytes) = family_of(destination);
+    let source = source.map(family_of).filter(|(own, _)| *own == family);
+    let bits = (bytes.len() * 8) as u8;
+    let mut request = vec![family, bits, if source.is_some() { bits } else { 0 }];
+    request.resize(RTMSG, 0);
+    append(&mut request, RTA_DST, &bytes);
+    if let Some((_, bytes)) = source {
+        append(&mut request, RTA_SRC, &bytes);
+    }
+    if scope != 0 {
+        append(&mut request, RTA_OIF, &scope.to_ne_bytes());
+    }
+    let mut found = None;
+    ask(RTM_GETROUTE, 0, &request, |kind, body| {
+        if kind == RTM_NEWROUTE {
+            found = parse_route(body);
+        }
+    })?;
+    Ok(found)
+}
+
+fn parse_route(body: &[u8]) -> Option<Route> {
+    let (family, kind) = (*body.first()?, *body.get(7)?);
+    let attributes = body.get(RTMSG..)?;
+    let gateway = find(attributes, RTA_GATEWAY).and_then(|value| ip(family, value));
+    // The gateway is of another family: `struct rtvia`.
+    let via = || {
+        let (family, value) = find(attributes, RTA_VIA)?.split_at_checked(2)?;
+        ip(u16_at(family, 0)? as u8, value)
+    };
+    Some(Route {
+        is_unicast: kind == RTN_UNICAST,
+        gateway: gateway.or_else(via),
+        interface: u32_at(find(attributes, RTA_OIF)?, 0)?,
+    })
+}
+
+/// Whether the kernel asks the neighbours on an interface for their link-layer addresses.
+///
+/// # Errors
+/// `ENODEV` for an interface that does not exist; those of the socket.
+pub(super) fn resolves_neighbours(interface: u32) -> Result<bool, Errno> {
+    let mut request = vec![0; 4];
+    request.extend(interface.to_ne_bytes());
+    request.resize(IFINFOMSG, 0);
+    let mut resolves = false;
+    ask(RTM_GETLINK, 0, &request, |kind, body| {
+        if kind == RTM_NEWLINK {
+            resolves = u32_at(body, 8).is_some_and(|flags| flags & (IFF_LOOPBACK | IFF_NOARP) == 0);
+        }
+    })?;
+    Ok(resolves)
+}
+
+/// A host on the network of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Neighbour {
+    /// Its address.
+    pub(super) ip: IpAddr,
+    /// Index of the interface.
+    pub(super) interface: u32,
+}
+
+/// Whether the kernel knows the link-layer address of a neighbour.
+///
+/// # Errors
+/// `EOPNOTSUPP` before Linux 5.0; those of the socket.
+pub(super) fn is_neighbour_known(neighbour: &Neighbour) -> Result<bool, Errno> {
+    let (family, bytes) = family_of(neighbour.ip);
+    let mut request = vec![family, 0, 0, 0];
+    request.extend(neighbour.interface.to_ne_bytes());
+    request.resize(NDMSG, 0);
+    append(&mut request, NDA_DST, &bytes);
+    let mut is_known = false;
+    let asked = ask(RTM_GETNEIGH, 0, &request, |kind, body| {
+        if kind == RTM_NEWNEIGH {
+            is_known = u16_at(body, 8).is_some_and(|state| state & NUD_VALID != 0);
+        }
+    });
+    match asked {
+        Err(Errno::NOENT) => Ok(false),
+        asked => asked.map(|()| is_known),
+    }
 }
 
 /// Whether the kernel copies the pages of an adapter at a fork, as since Linux 5.12, so that a
@@ -249,6 +365,20 @@ fn address(body: &[u8]) -> Option<InterfaceAddress> {
     })
 }
 
+fn family_of(ip: IpAddr) -> (u8, Vec<u8>) {
+    match ip {
+        IpAddr::V4(ip) => (AF_INET, ip.octets().to_vec()),
+        IpAddr::V6(ip) => (AF_INET6, ip.octets().to_vec()),
+    }
+}
+
+/// Appends an attribute whose length is a multiple of four.
+fn append(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    request.extend((value.len() as u16 + 4).to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
+    request.extend(value);
+}
+
 fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
     match family {
         AF_INET => Some(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into()),
@@ -335,7 +465,7 @@ mod tests {
         #[test]
         fn no_answer_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256), dump: bool) {
             let _ = deliver(&bytes, dump, &mut |_, body| {
-                let _ = (link(body), address(body), find(body, RTA_PREFSRC));
+                let _ = (link(body), address(body), parse_route(body), find(body, RTA_PREFSRC));
             });
         }
     }

@@ -108,6 +108,13 @@ impl<T> Handles<T> {
         self.lock().get(&handle).cloned().ok_or(Errno::NOENT)
     }
 
+    /// The number of objects that `is_counted` is true for.
+    pub(crate) fn count(&self, is_counted: impl Fn(&T) -> bool) -> u32 {
+        let objects = self.lock();
+        let counted = objects.values().filter(|object| is_counted(object));
+        counted.count() as u32
+    }
+
     /// Checks that this handle still belongs to `object`.
     ///
     /// Errors: NOENT.

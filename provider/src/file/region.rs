@@ -13,7 +13,7 @@ use rustix::param::page_size;
 use urnic_driver::Driver;
 
 use super::device_memory::Memory;
-use super::domain::Domain;
+use super::domain::{Domain, DomainMembership};
 use urnic_sys::Pages;
 
 /// A memory region.
@@ -26,7 +26,7 @@ pub(crate) struct Region {
 /// The state that a reregistration changes.
 pub(crate) struct State {
     pub(crate) device: urnic_driver::Mr,
-    pub(crate) domain: Arc<Domain>,
+    pub(crate) domain: DomainMembership,
     /// The keys, and the length in bytes, that the program gets.
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
@@ -46,6 +46,15 @@ impl Region {
             driver: state.domain.driver.clone(),
             state: Mutex::new(Some(state)),
         }
+    }
+
+    /// Whether it is in the domain; `false` for a region that a call is changing or ending.
+    pub(crate) fn is_in(&self, domain: &Arc<Domain>) -> bool {
+        let state = self.state.try_lock();
+        state.is_some_and(|state| {
+            let state = state.as_ref();
+            state.is_some_and(|state| Arc::ptr_eq(state.domain.domain(), domain))
+        })
     }
 
     /// Errors: IO in a forked child, where a thread of the parent may hold the lock.
@@ -76,7 +85,12 @@ impl Drop for Region {
 
 impl State {
     /// The state of a region whose local and remote key are the same.
-    pub(crate) fn new(device: urnic_driver::Mr, domain: Arc<Domain>, length: usize, flags: u32) -> State {
+    pub(crate) fn new(
+        device: urnic_driver::Mr,
+        domain: DomainMembership,
+        length: usize,
+        flags: u32,
+    ) -> State {
         State {
             lkey: device.stag,
             rkey: device.stag,
@@ -135,15 +149,23 @@ pub(crate) fn map_file(
         ProtFlags::empty()
     };
     let mapping = Pages::of_file(fd, offset - within as u64, len, ProtFlags::READ | write);
-    let mapping = mapping.map_err(|errno| {
-        if errno == Errno::NODEV {
-            Errno::OPNOTSUPP
-        } else {
-            errno
-        }
+    let mapping = mapping.map_err(|errno| match cannot_be_mapped(errno) {
+        true => Errno::OPNOTSUPP,
+        false => errno,
     })?;
     let start = mapping.start().as_ptr().wrapping_byte_add(within);
     Ok((mapping, start.cast()))
+}
+
+/// Whether an error of mmap(2) for a range within a file means that such files cannot be mapped.
+fn cannot_be_mapped(errno: Errno) -> bool {
+    /// `ENOTSUPP` of the kernel, which some of its drivers return to programs.
+    const NOTSUPP: i32 = 524;
+    // `EINVAL` is the kernel's error for a dma-buf whose exporter has no mmap.
+    matches!(
+        errno,
+        Errno::NODEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::NXIO | Errno::NOTTY
+    ) || errno.raw_os_error() == NOTSUPP
 }
 
 /// The size of a file in bytes. The size of a dma-buf is available by lseek(2) only.
@@ -155,5 +177,26 @@ fn size(fd: impl AsFd) -> Result<u64, Errno> {
             Errno::SPIPE => Errno::OPNOTSUPP,
             errno => errno,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_files_that_cannot_be_mapped_are_known() {
+        for errno in [19, 22, 25, 38, 6, 95, 524] {
+            assert!(cannot_be_mapped(Errno::from_raw_os_error(errno)), "{errno}");
+        }
+        for errno in [
+            Errno::ACCESS,
+            Errno::PERM,
+            Errno::NOMEM,
+            Errno::AGAIN,
+            Errno::BADF,
+        ] {
+            assert!(!cannot_be_mapped(errno), "{errno}");
+        }
     }
 }

@@ -5,7 +5,11 @@ use urnic_driver::{AddressVector, Destination};
 use urnic_rdma_core::*;
 
 use super::pd::Pd;
+use crate::file::domain::DomainMembership;
 use crate::from_c::{ToFree, objects};
+
+/// The handle of every address handle: the device does not know them.
+const HANDLE: u32 = 0;
 
 /// An address handle: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -13,6 +17,7 @@ pub(crate) struct Ah {
     /// Must be first: libibverbs' pointer is also the provider's.
     abi: ibv_ah,
     pub(super) destination: Destination,
+    _membership: DomainMembership,
 }
 
 objects! { Ah: ibv_ah; }
@@ -37,19 +42,24 @@ pub(super) fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
 /// whose source is not an address of this device of the same family.
 pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Errno> {
+    let membership = pd.admit_to_domain()?;
     let destination = pd.context().driver.destination(&address_vector(attr))?;
     Ok(Box::new(Ah {
         abi: ibv_ah {
             context: pd.context().public(),
             pd: pd.public(),
-            handle: 0,
+            handle: HANDLE,
         },
         destination,
+        _membership: membership,
     }))
 }
 
-/// `ibv_destroy_ah(3)`.
+/// `ibv_destroy_ah(3)`: ENOENT for a handle that the program changed.
 pub(super) fn destroy_ah(ah: ToFree<Ah>) -> Result<(), Errno> {
+    if ah.abi.handle != HANDLE {
+        return Err(Errno::NOENT);
+    }
     ah.free();
     Ok(())
 }

@@ -27,10 +27,11 @@ use urnic_wire::rdmap::TerminateError;
 
 use super::faulted;
 use super::ledger::Ledger;
-use super::pd::{DomainMembership, Pd, Resource, Rings};
+use super::pd::{Pd, Resource, Rings};
 use super::reported::{Acknowledgements, Reported, send_completion};
 use super::work_completion::{is_receive, work_completion};
 use crate::context::{Context, OpenContext};
+use crate::file::domain::DomainMembership;
 use urnic_driver::rings::CompletionRing;
 use urnic_sys::Plain;
 
@@ -258,6 +259,19 @@ impl Cq {
         }
     }
 
+    /// Whether the program's structure still has the handle that it was given.
+    fn has_own_handle(&self) -> bool {
+        self.abi.handle() == self.device.id
+    }
+
+    /// Checks that a new queue pair in `context` may complete here.
+    ///
+    /// Errors: INVAL for a handle that the program changed, and for a queue of another context.
+    pub(super) fn check_usable_in(&self, context: OpenContext) -> Result<(), Errno> {
+        let is_usable = self.has_own_handle() && self.abi.context() == context.public();
+        is_usable.then_some(()).ok_or(Errno::INVAL)
+    }
+
     fn address(&self) -> u64 {
         self.abi.get().addr() as u64
     }
@@ -336,6 +350,9 @@ impl Cq {
 
     fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
         faulted::call(self.driver, "resize_cq")?;
+        if !self.has_own_handle() {
+            return Err(Errno::INVAL);
+        }
         // The program's allocator may poll, or wait for a thread that polls.
         let new = self.device.new_ring(cqe, &self.rings)?;
         let mut completions = self.completions.hold();
@@ -353,6 +370,9 @@ impl Cq {
     fn destroy(&self) -> Result<(), Errno> {
         if !self.created_in.is_current() {
             return Err(Errno::IO);
+        }
+        if !self.has_own_handle() {
+            return Err(Errno::NOENT);
         }
         if !self.completions.hold().members.is_empty() {
             return Err(Errno::BUSY);
@@ -410,7 +430,8 @@ pub(super) fn modify_cq(cq: &Cq, attr: &ibv_modify_cq_attr) -> Result<(), Errno>
     cq.device.moderate(cq_count, cq_period)
 }
 
-/// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes to this queue.
+/// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes to this queue, ENOENT for a handle that
+/// the program changed.
 pub(super) fn destroy_cq(cq: ToFree<Cq>) -> Result<(), Errno> {
     cq.destroy()?;
     cq.free();
@@ -434,10 +455,13 @@ pub(super) fn poll_cq(cq: &Cq, mut room: Room<'_, ibv_wc>) -> c_int {
     taken
 }
 
-/// `ibv_req_notify_cq(3)`: EIO in a forked child.
+/// `ibv_req_notify_cq(3)`: EIO in a forked child, EINVAL for a handle that the program changed.
 pub(super) fn req_notify_cq(cq: &Cq, solicited_only: c_int) -> c_int {
     if !cq.created_in.is_current() {
         return Errno::IO.raw_os_error();
+    }
+    if !cq.has_own_handle() {
+        return Errno::INVAL.raw_os_error();
     }
     let driver = cq.driver;
     let from = cq.completions.hold().next_to_announce(cq.reports_missed);

@@ -182,6 +182,11 @@ pub(super) fn query_port_speed(port_num: u32, mut speed: Out<'_, u64>) -> Result
     Ok(())
 }
 
+/// The active MTU of the port, in bytes.
+pub(super) fn active_mtu(context: OpenContext) -> u32 {
+    128 << path_mtu(context.shown().gids().mtu())
+}
+
 /// The largest path MTU whose packets fit an interface MTU.
 fn path_mtu(interface: u32) -> ibv_mtu {
     match interface {

@@ -69,7 +69,8 @@ fn access(raw: c_int) -> Result<Access, Errno> {
 /// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: work requests name the first byte `iova`, or 0 if the
 /// region is zero-based. On demand, the memory need not be mapped, and the whole address space is
 /// also a valid region (implicit: address 0, length `SIZE_MAX`). EOPNOTSUPP for an on-demand region
-/// if the device does not support them.
+/// if the device does not support them. A region of no bytes, which is not on demand, serves
+/// requests of length zero.
 pub(super) fn reg_mr(
     pd: &Pd,
     addr: *mut c_void,
@@ -80,7 +81,7 @@ pub(super) fn reg_mr(
     let context = pd.context();
     faulted::call(context.driver, "reg_mr")?;
     let access = access(flags)?;
-    if length == 0 {
+    if length == 0 && access.contains(Access::ON_DEMAND) {
         return Err(Errno::INVAL);
     }
     let base = if access.contains(Access::ZERO_BASED) {
@@ -88,7 +89,7 @@ pub(super) fn reg_mr(
     } else {
         iova
     };
-    let domain = pd.domain()?.clone();
+    let domain = pd.admit_to_domain()?;
     let device = domain
         .driver
         .register(&domain.device, addr, length, base, access)?;
@@ -220,10 +221,14 @@ pub(super) fn changed_domain(flags: c_int, pd: *mut ibv_pd) -> *mut ibv_pd {
     }
 }
 
-/// `ibv_rereg_mr(3)`: the keys do not change. ENOENT if another context deregistered the region.
+/// `ibv_rereg_mr(3)`: the keys do not change. ENOENT if another context deregistered the region,
+/// EINVAL for a handle that the program changed.
 pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Errno> {
     let mut state = mr.region.lock()?;
     let state = state.as_mut().ok_or(Errno::NOENT)?;
+    if mr.public().handle != state.device.stag {
+        return Err(Errno::INVAL);
+    }
     let has = |bit| flags & bit != 0;
     if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
         return Err(Errno::INVAL);
@@ -243,7 +248,7 @@ pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Res
         return Err(Errno::INVAL);
     }
     let domain = match has(IBV_REREG_MR_CHANGE_PD) {
-        true => Some(pd.ok_or(Errno::INVAL)?.domain()?.clone()),
+        true => Some(pd.ok_or(Errno::INVAL)?.admit_to_domain()?),
         false => None,
     };
     mr.region.driver.reregister(
@@ -304,7 +309,7 @@ pub(super) fn of_device_memory(
         return Err(Errno::INVAL);
     }
     let addr = memory.range(offset, length)?.cast();
-    let domain = pd.domain()?.clone();
+    let domain = pd.admit_to_domain()?;
     let device = domain.driver.register(&domain.device, addr, length, 0, access)?;
     let state = State::new(device, domain, length, flags).within(memory.clone());
     Ok(Mr::entered(pd, null_mut(), IBV_MR_TYPE_MR, state))
@@ -312,8 +317,11 @@ pub(super) fn of_device_memory(
 
 /// `ibv_reg_dmabuf_mr(3)`, also for other files that can be mapped: work requests name the byte
 /// `offset` of the file `iova`, or 0 if the region is zero-based. EOPNOTSUPP if the device is in
-/// another process, or the file cannot be mapped; EINVAL outside of the file and on demand; else
-/// the errors of [`map_file`] and [`reg_mr`].
+/// another process, or the file cannot be mapped, or the program cannot access what is mapped;
+/// EINVAL outside of the file and on demand; else the errors of [`map_file`] and [`reg_mr`].
+///
+/// Without a descriptor it is EOPNOTSUPP, too: NCCL and UCX ask with -1 whether the device reaches
+/// the memory of a GPU, and a kernel that can answers EBADF.
 pub(super) fn reg_dmabuf_mr(
     pd: &Pd,
     offset: u64,
@@ -326,12 +334,12 @@ pub(super) fn reg_dmabuf_mr(
     if access.contains(Access::ON_DEMAND) {
         return Err(Errno::INVAL);
     }
-    let domain = pd.domain()?.clone();
+    let domain = pd.admit_to_domain()?;
     if domain.driver.attributes().features & features::ON_DEMAND == 0 {
         // A device in another process has only the memory that the program itself has mapped.
         return Err(Errno::OPNOTSUPP);
     }
-    let file = fd.ok_or(Errno::BADF)?;
+    let file = fd.ok_or(Errno::OPNOTSUPP)?;
     let (mapped, addr) = map_file(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
     let base = if access.contains(Access::ZERO_BASED) {
         0
@@ -340,7 +348,12 @@ pub(super) fn reg_dmabuf_mr(
     };
     let device = domain
         .driver
-        .register(&domain.device, addr, length, base, access)?;
+        .register(&domain.device, addr, length, base, access)
+        .map_err(|errno| match errno {
+            // Memory of a device, which system calls do not access.
+            Errno::FAULT => Errno::OPNOTSUPP,
+            errno => errno,
+        })?;
     let state = State::new(device, domain, length, flags as u32).of_file(mapped);
     let shown = std::ptr::without_provenance_mut(offset as usize);
     Ok(Mr::entered(pd, shown, IBV_MR_TYPE_DMABUF_MR, state))
@@ -348,7 +361,7 @@ pub(super) fn reg_dmabuf_mr(
 
 /// `ibv_alloc_null_mr(3)`.
 pub(super) fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Errno> {
-    let domain = pd.domain()?.clone();
+    let domain = pd.admit_to_domain()?;
     let device = domain.driver.register_null(&domain.device)?;
     let mut state = State::new(device, domain, usize::MAX, IBV_ACCESS_LOCAL_WRITE);
     state.rkey = 0;
@@ -356,11 +369,14 @@ pub(super) fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Errno> {
 }
 
 /// `ibv_dereg_mr(3)`: after it returns, no byte is read or written through the region. ENOENT if
-/// another context deregistered the region.
+/// another context deregistered the region, and for a handle that the program changed.
 pub(super) fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
     let mut state = mr.region.lock()?;
     let known = state.as_ref().ok_or(Errno::NOENT)?;
     let handle = known.device.stag;
+    if mr.public().handle != handle {
+        return Err(Errno::NOENT);
+    }
     mr.region.driver.deregister(&known.device)?;
     known.domain.on_demand.take(handle);
     *state = None;
@@ -374,9 +390,10 @@ pub(super) fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `ibv_advise_mr(3)`: EOPNOTSUPP for advice other than prefetching, EINVAL for unknown flags, else
-/// the errors of [`asked`](crate::file::domain::Places::asked). Pages that cannot be loaded are
-/// an error only with the flush flag: otherwise each later access detects the fault.
+/// `ibv_advise_mr(3)`: EOPNOTSUPP for advice other than prefetching, and for a region that is not
+/// on demand; EINVAL for unknown flags; else the errors of
+/// [`asked`](crate::file::domain::Places::asked). Pages that cannot be loaded are an error only with
+/// the flush flag: otherwise each later access detects the fault.
 pub(super) fn advise_mr(
     pd: &Pd,
     advice: c_int,
@@ -396,7 +413,18 @@ pub(super) fn advise_mr(
     // In a forked child a thread of the parent may hold the lock of the places.
     domain.driver.check_process()?;
     let places = &domain.on_demand;
-    let asked: Result<Vec<_>, Errno> = elements.iter().map(|e| places.asked(&e.get(), write)).collect();
+    let is_ordinary = |key| {
+        let region = pd.file().and_then(|file| file.regions.find(key).ok());
+        region.is_some_and(|region| region.is_in(domain))
+    };
+    let asked = elements.iter().map(|element| {
+        let element = element.get();
+        places.asked(&element, write).map_err(|errno| match errno {
+            Errno::NOENT if is_ordinary(element.lkey) => Errno::OPNOTSUPP,
+            errno => errno,
+        })
+    });
+    let asked: Result<Vec<_>, Errno> = asked.collect();
     for (addr, len) in asked? {
         if fault
             && let Err(errno) = urnic_driver::prefetch(addr, len, write)

@@ -1,7 +1,6 @@
 //! Memory windows.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_rdma_core::*;
@@ -10,7 +9,7 @@ use super::faulted;
 use super::pd::Pd;
 use super::post::post_send;
 use super::qp::Qp;
-use crate::file::domain::Domain;
+use crate::file::domain::DomainMembership;
 use urnic_sys::Plain;
 
 use crate::from_c::{FromC, Given, Requests, SharedWithC, ToFree, objects};
@@ -22,7 +21,7 @@ pub(super) struct Mw {
     abi: SharedWithC<ibv_mw>,
     /// The STag at allocation, which names the window for the device, whatever its bound key is.
     stag: u32,
-    domain: Arc<Domain>,
+    domain: DomainMembership,
 }
 
 objects! { Mw: ibv_mw; }
@@ -31,7 +30,7 @@ objects! { Mw: ibv_mw; }
 pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Errno> {
     let context = pd.context();
     faulted::call(context.driver, "alloc_mw")?;
-    let domain = pd.domain()?.clone();
+    let domain = pd.admit_to_domain()?;
     let stag = domain.driver.alloc_mw(&domain.device, kind)?;
     Ok(Box::new(Mw {
         abi: SharedWithC::new(ibv_mw {
@@ -46,8 +45,11 @@ pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Errno> {
     }))
 }
 
-/// `ibv_dealloc_mw(3)`: also unbinds a bound window.
+/// `ibv_dealloc_mw(3)`: also unbinds a bound window. ENOENT for a handle that the program changed.
 pub(super) fn dealloc_mw(mw: ToFree<Mw>) -> Result<(), Errno> {
+    if mw.abi.handle() != mw.stag {
+        return Err(Errno::NOENT);
+    }
     mw.domain.driver.dealloc_mw(mw.stag)?;
     mw.free();
     Ok(())
@@ -70,7 +72,7 @@ pub(super) fn bind_mw(qp: &Qp, mut mw: Given<'_, ibv_mw>, bind: &ibv_mw_bind) ->
     wr.opcode = IBV_WR_BIND_MW;
     wr.send_flags = bind.send_flags;
     wr.extra.bind_mw = ibv_send_wr_bind_mw {
-        mw: std::ptr::null_mut(),
+        mw: &raw mut *mw,
         rkey,
         bind_info: bind.bind_info,
     };

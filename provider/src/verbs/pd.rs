@@ -15,7 +15,7 @@ use urnic_rdma_core::*;
 use super::faulted;
 use crate::context::OpenContext;
 use crate::file::File;
-use crate::file::domain::Domain;
+use crate::file::domain::{Domain, DomainMembership};
 use crate::from_c::{Given, SharedWithC, ToFree, objects, pointers};
 
 /// A protection domain: the part of libibverbs, then the part of the provider.
@@ -27,32 +27,13 @@ pub(crate) struct Pd {
     context: OpenContext,
     domain: Arc<Domain>,
     file: Weak<File>,
-    /// The number of queues and parent domains in this domain, in any context. A parent domain
-    /// counts its own.
+    /// The number of objects and parent domains in this domain, in any context. A parent domain
+    /// counts its own queues; regions, windows and address handles belong to its domain.
     members: Arc<AtomicU32>,
     /// For a parent domain: its membership in the domain.
     parent_of: Option<DomainMembership>,
     /// For a parent domain: the allocator of its queues.
     allocator: Option<Allocator>,
-}
-
-/// The membership of a queue or parent domain in a domain.
-pub(super) struct DomainMembership {
-    members: Arc<AtomicU32>,
-    domain: Arc<Domain>,
-}
-
-impl DomainMembership {
-    /// The domain of this membership.
-    pub(super) fn domain(&self) -> &Arc<Domain> {
-        &self.domain
-    }
-}
-
-impl Drop for DomainMembership {
-    fn drop(&mut self) {
-        self.members.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 objects! { Pd: ibv_pd; }
@@ -72,10 +53,19 @@ impl Pd {
         self.context
     }
 
+    /// Whether the program's structure still has the handle that it was given.
+    fn has_own_handle(&self) -> bool {
+        self.abi.handle() == self.domain.device.id
+    }
+
     /// The shared domain, which lives as long as any object is in it.
     ///
-    /// Errors: NOENT if another context freed the domain.
+    /// Errors: INVAL for a handle that the program changed, NOENT if another context freed the
+    /// domain.
     pub(super) fn domain(&self) -> Result<&Arc<Domain>, Errno> {
+        if !self.has_own_handle() {
+            return Err(Errno::INVAL);
+        }
         if let Some(file) = self.file() {
             file.domains.check(self.domain.device.id, &self.domain)?;
         }
@@ -118,16 +108,23 @@ impl Pd {
         )
     }
 
-    /// Admits a queue. The call must come before the queue is created, so that the domain cannot be
-    /// freed in the meantime.
+    /// Admits a queue.
     ///
     /// Errors: those of [`Pd::domain`].
     pub(super) fn admit(&self) -> Result<DomainMembership, Errno> {
-        self.members.fetch_add(1, Ordering::Relaxed);
-        let membership = DomainMembership {
-            members: self.members.clone(),
-            domain: self.domain.clone(),
-        };
+        self.admitted(&self.members)
+    }
+
+    /// Admits an object that belongs to the domain, also if the handle is that of a parent domain:
+    /// a region, a memory window or an address handle.
+    ///
+    /// Errors: those of [`Pd::domain`].
+    pub(super) fn admit_to_domain(&self) -> Result<DomainMembership, Errno> {
+        self.admitted(&self.domain.members)
+    }
+
+    fn admitted(&self, members: &Arc<AtomicU32>) -> Result<DomainMembership, Errno> {
+        let membership = DomainMembership::new(members, &self.domain);
         self.domain()?;
         Ok(membership)
     }
@@ -209,21 +206,25 @@ pub(super) fn alloc_parent_domain(
     }))
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while a queue is in the domain, or while it has a parent domain;
-/// ENOENT if another context freed it.
-///
-/// With regions in the domain, the call "may fail" according to the manual page. Here it succeeds,
-/// and the domain ends with the last region: over iWARP, perftest 4.5 leaves one region registered,
-/// and would report an error after a correct measurement.
+/// `ibv_dealloc_pd(3)`: EBUSY while an object is in the domain, or while it has a parent domain,
+/// except regions that [may be left](Domain::may_leave_regions): then the domain ends with the last
+/// of them. ENOENT if another context freed it.
 pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
-    if pd.members.load(Ordering::Relaxed) > 0 {
+    if !pd.has_own_handle() {
+        return Err(Errno::NOENT);
+    }
+    let domain = &pd.domain;
+    let regions = || match (&pd.parent_of, pd.file()) {
+        (None, Some(file)) if domain.may_leave_regions() => file.regions.count(|region| region.is_in(domain)),
+        _ => 0,
+    };
+    let is_empty = || pd.members.load(Ordering::Relaxed) == regions();
+    if !is_empty() {
         return Err(Errno::BUSY);
     }
     if pd.parent_of.is_none() {
-        let domain = &pd.domain;
         if let Some(file) = pd.file() {
-            let empty = || pd.members.load(Ordering::Relaxed) == 0;
-            file.domains.withdraw_if(domain.device.id, domain, empty)?;
+            file.domains.withdraw_if(domain.device.id, domain, is_empty)?;
         }
         if Arc::strong_count(domain) > 1 {
             tracing::info!(

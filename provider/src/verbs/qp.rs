@@ -17,16 +17,18 @@ use urnic_rdma_core::*;
 
 use super::ah::address_vector;
 use super::cq::Cq;
+use super::device::active_mtu;
 use super::faulted;
 use super::gated_sends::Sends;
 use super::ledger::Ledger;
-use super::pd::{DomainMembership, Pd, Resource, Rings};
+use super::pd::{Pd, Resource, Rings};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use super::send_queue::{SendQueue, SendRules, SendShape};
 use super::srq::Srq;
 use urnic_sys::Plain;
 
+use crate::file::domain::DomainMembership;
 use crate::from_c::{Copied, Given, Out, SharedWithC, ToFree, objects, pointers};
 use crate::probes;
 use crate::strict::{self, PairCheck, WithheldMemory};
@@ -69,12 +71,14 @@ pointers! {
     }
 }
 
-/// The objects to which a new queue pair belongs.
+/// The objects to which a new queue pair belongs, and its creation flags.
 pub(super) struct Parents<'a> {
     pub(super) pd: &'a Pd,
     pub(super) send_cq: Option<&'a Cq>,
     pub(super) recv_cq: Option<&'a Cq>,
     pub(super) srq: Option<&'a Srq>,
+    /// [`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`].
+    pub(super) blocks_own_multicast: bool,
 }
 
 impl Qp {
@@ -85,6 +89,9 @@ impl Qp {
         let cqs = parents.send_cq.zip(parents.recv_cq);
         let (send_cq, recv_cq) = cqs.ok_or(Errno::INVAL)?;
         let context = pd.context();
+        send_cq.check_usable_in(context)?;
+        recv_cq.check_usable_in(context)?;
+        srq.map_or(Ok(()), |srq| srq.check_usable_in(context))?;
         let limits = context.driver.attributes();
         let kind = kind_of(attr.qp_type, context.driver.identity(), limits)?;
         let place = Box::<Qp>::new_uninit();
@@ -100,6 +107,8 @@ impl Qp {
             caps: own_caps(caps(&attr.cap), srq.is_some()),
             cookie: place.as_ptr().addr() as u64,
             rings: &rings,
+            max_datagram: active_mtu(context),
+            blocks_own_multicast: parents.blocks_own_multicast,
         })?;
         let granted = own_caps(device.caps(), srq.is_some());
         let check = strict::current().zip(send_cq.check.clone().zip(recv_cq.check.clone()));
@@ -164,11 +173,21 @@ impl Qp {
         self.abi.get().cast()
     }
 
+    /// Errors: `errno` for a handle that the program changed.
+    fn check_handle(&self, errno: Errno) -> Result<(), Errno> {
+        let has_own = self.abi.handle() == self.device.qid;
+        has_own.then_some(()).ok_or(errno)
+    }
+
     fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
         faulted::call(&self.membership.domain().driver, "modify_qp")?;
+        self.check_handle(Errno::INVAL)?;
         let mask = QpMask::from_bits(mask as u32).ok_or(Errno::INVAL)?;
         let attr = device_attr(attr);
         self.device.modify(&attr, mask)?;
+        if mask.contains(QpMask::AV) {
+            self.membership.note_native_connection();
+        }
         if mask.contains(QpMask::STATE) {
             probes::qp_state(self.device.qpn, attr.state);
         }
@@ -193,6 +212,7 @@ impl Qp {
     /// request whose completion the program took as the signal to destroy, and until the program
     /// acknowledged the events.
     fn destroy(&self) -> Result<(), Errno> {
+        self.check_handle(Errno::NOENT)?;
         self.device.destroy()?;
         self.sends.outlast_posts();
         self.receives.outlast_holders();
@@ -304,21 +324,23 @@ pub(super) fn create_qp(pd: &Pd, mut attr: Given<'_, ibv_qp_init_attr>) -> Resul
         send_cq: attr.send_cq(),
         recv_cq: attr.recv_cq(),
         srq: attr.srq(),
+        blocks_own_multicast: false,
     };
     Qp::make(&parents, &mut attr)
 }
 
-/// `ibv_modify_qp(3)`.
+/// `ibv_modify_qp(3)`: EINVAL for a handle that the program changed.
 pub(super) fn modify_qp(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
     qp.modify(attr, mask)
 }
 
-/// `ibv_query_qp(3)`: writes all attributes.
+/// `ibv_query_qp(3)`: writes all attributes. EINVAL for a handle that the program changed.
 pub(super) fn query_qp(
     qp: &Qp,
     mut attr: Out<'_, ibv_qp_attr>,
     mut init_attr: Out<'_, ibv_qp_init_attr>,
 ) -> Result<(), Errno> {
+    qp.check_handle(Errno::INVAL)?;
     let caps = qp.caps();
     attr.set(ibv_attr(&qp.device.query()?, caps));
     let public = qp.public();
@@ -338,7 +360,7 @@ pub(super) fn query_qp(
     Ok(())
 }
 
-/// `ibv_destroy_qp(3)`.
+/// `ibv_destroy_qp(3)`: ENOENT for a handle that the program changed.
 pub(super) fn destroy_qp(qp: ToFree<Qp>) -> Result<(), Errno> {
     qp.destroy()?;
     qp.free();

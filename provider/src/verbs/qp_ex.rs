@@ -19,7 +19,7 @@ use super::post::{report_refusal, takes_sends};
 use super::qp::{Parents, Qp};
 use super::send_queue::{Entry, SendQueue};
 use crate::context::OpenContext;
-use crate::from_c::{Bind, Data, FromC, Given, Pieces, functions};
+use crate::from_c::{Bind, Data, FromC, Given, Pieces, functions, key_of};
 use crate::guard::contained;
 use crate::race_detector;
 
@@ -42,7 +42,7 @@ const OF_RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 /// `ibv_create_qp_ex(3)`: EOPNOTSUPP for a type that the device does not have, and for creation
-/// flags.
+/// flags, except the one of UD that blocks its own multicast.
 pub(super) fn create_qp_ex(
     context: OpenContext,
     mut attr: Given<'_, ibv_qp_init_attr_ex>,
@@ -50,8 +50,16 @@ pub(super) fn create_qp_ex(
     let given = |bit: u32| attr.comp_mask & bit != 0;
     let builds = given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS);
     let plain = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let flags = match given(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
+        true => attr.create_flags,
+        false => 0,
+    };
+    let known_flags = match attr.qp_type {
+        IBV_QPT_UD => IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
+        _ => 0,
+    };
     if attr.comp_mask & !plain != 0
-        || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+        || flags & !known_flags != 0
         || builds && attr.send_ops_flags & !OPERATIONS != 0
         || builds && attr.qp_type != IBV_QPT_RC && attr.send_ops_flags & OF_RELIABLE != 0
     {
@@ -62,6 +70,7 @@ pub(super) fn create_qp_ex(
         send_cq: attr.send_cq(),
         recv_cq: attr.recv_cq(),
         srq: attr.srq(),
+        blocks_own_multicast: flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0,
     };
     let mut basic = ibv_qp_init_attr {
         qp_context: attr.qp_context,
@@ -121,7 +130,7 @@ functions! {
         self::wr_atomic_fetch_add(qp, rkey, addr, add);
     wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) = self::wr_local_inv(qp, rkey);
     wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) =
-        self::wr_bind_mw(qp, rkey, info);
+        self::wr_bind_mw(qp, mw, rkey, info);
     wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) =
         self::wr_set_sge(qp, lkey, addr, length);
     wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) =
@@ -306,9 +315,12 @@ fn wr_local_inv(to: Builder<'_>, rkey: u32) {
     to.begin(Opcode::LocalInv, |_, e| e.header.stag = rkey.into());
 }
 
-/// The new key, `rkey`, identifies the window.
-fn wr_bind_mw(to: Builder<'_>, rkey: u32, memory: Bind) {
-    to.begin(Opcode::BindMw, |q, e| q.put_bind(e, rkey, memory));
+fn wr_bind_mw(to: Builder<'_>, window: Option<&ibv_mw>, rkey: u32, memory: Bind) {
+    let Some(window) = window else {
+        return to.with(|_, building| building.fail(Errno::INVAL));
+    };
+    let key = key_of(window, rkey);
+    to.begin(Opcode::BindMw, |q, e| q.put_bind(e, key, memory));
 }
 
 fn wr_set_sge(to: Builder<'_>, lkey: u32, addr: u64, length: u32) {

@@ -67,24 +67,6 @@ impl SendRules {
     pub(super) fn is_datagrams(&self) -> bool {
         self.kind == QpKind::UnreliableDatagram
     }
-
-    /// Whether the service of the queue pair has this operation.
-    #[inline]
-    pub(super) fn has_opcode(&self, opcode: Opcode) -> bool {
-        match self.kind {
-            QpKind::ReliableConnected => true,
-            QpKind::UnreliableConnected => matches!(
-                opcode,
-                Opcode::Send
-                    | Opcode::SendImm
-                    | Opcode::Write
-                    | Opcode::WriteImm
-                    | Opcode::BindMw
-                    | Opcode::LocalInv
-            ),
-            QpKind::UnreliableDatagram => matches!(opcode, Opcode::Send | Opcode::SendImm),
-        }
-    }
 }
 
 /// The queue, for the holder of its lock.
@@ -214,7 +196,8 @@ impl SendQueue {
     }
 
     /// Begins an entry for an operation, with a work request's flags. The caller adds operands and
-    /// [commits](Self::commit) the entry.
+    /// [commits](Self::commit) the entry. The device fails an operation that the service of the
+    /// queue pair does not have.
     ///
     /// Errors: NOMEM when all slots are taken, INVAL for invalid flags and operations.
     #[inline]
@@ -227,7 +210,7 @@ impl SendQueue {
             Opcode::CompareSwap | Opcode::FetchAdd => self.rules.atomics,
             Opcode::BindMw => self.rules.windows,
             _ => true,
-        } && self.rules.has_opcode(opcode);
+        };
         let flags = self.flags(flags)?;
         if !known {
             return Err(Errno::INVAL);

@@ -12,11 +12,13 @@ use urnic_process::queue_lock::Lock;
 use urnic_rdma_core::*;
 
 use super::faulted;
-use super::pd::{DomainMembership, Pd, Resource, Rings};
+use super::pd::{Pd, Resource, Rings};
 use super::receive_queue::{ReceiveQueue, ReceiveShape};
 use super::reported::{Acknowledgements, Reported};
 use urnic_sys::Plain;
 
+use crate::context::OpenContext;
+use crate::file::domain::DomainMembership;
 use crate::from_c::{Given, Out, SharedWithC, ToFree, objects, pointers};
 use crate::strict::{self, SharedCheck, WithheldMemory};
 
@@ -106,6 +108,21 @@ impl Srq {
         ))
     }
 
+    /// Errors: `errno` for a handle that the program changed.
+    fn check_handle(&self, errno: Errno) -> Result<(), Errno> {
+        let has_own = self.abi.handle() == self.device.id;
+        has_own.then_some(()).ok_or(errno)
+    }
+
+    /// Checks that a new queue pair in `context` may take receives from here.
+    ///
+    /// Errors: INVAL for a handle that the program changed, and for a queue of another context.
+    pub(super) fn check_usable_in(&self, context: OpenContext) -> Result<(), Errno> {
+        self.check_handle(Errno::INVAL)?;
+        let is_there = self.abi.context() == context.public();
+        is_there.then_some(()).ok_or(Errno::INVAL)
+    }
+
     /// The check of the option `strict`.
     pub(super) fn check(&self) -> Option<Arc<SharedCheck>> {
         self.check.clone()
@@ -113,6 +130,7 @@ impl Srq {
 
     /// Destroys the queue. Waits until the program acknowledged its events.
     fn destroy(&self) -> Result<(), Errno> {
+        self.check_handle(Errno::NOENT)?;
         self.device.destroy()?;
         if let Some(check) = &self.check {
             check.emptied();
@@ -156,6 +174,7 @@ pub(super) fn create_srq_ex(mut attr: Given<'_, ibv_srq_init_attr_ex>) -> Result
 /// `ibv_modify_srq(3)`: arms the limit. Changing the size fails with EOPNOTSUPP: the device does
 /// not report support for it.
 pub(super) fn modify_srq(srq: &Srq, attr: Option<&ibv_srq_attr>, mask: c_int) -> Result<(), Errno> {
+    srq.check_handle(Errno::INVAL)?;
     let mask = mask as u32;
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
         return Err(Errno::INVAL);
@@ -169,8 +188,9 @@ pub(super) fn modify_srq(srq: &Srq, attr: Option<&ibv_srq_attr>, mask: c_int) ->
     Ok(())
 }
 
-/// `ibv_query_srq(3)`.
+/// `ibv_query_srq(3)`: EINVAL for a handle that the program changed.
 pub(super) fn query_srq(srq: &Srq, mut attr: Out<'_, ibv_srq_attr>) -> Result<(), Errno> {
+    srq.check_handle(Errno::INVAL)?;
     attr.set(ibv_srq_attr {
         max_wr: srq.device.max_wr(),
         max_sge: srq.device.max_sge(),
@@ -179,7 +199,8 @@ pub(super) fn query_srq(srq: &Srq, mut attr: Out<'_, ibv_srq_attr>) -> Result<()
     Ok(())
 }
 
-/// `ibv_destroy_srq(3)`: EBUSY while a queue pair uses it.
+/// `ibv_destroy_srq(3)`: EBUSY while a queue pair uses it, ENOENT for a handle that the program
+/// changed.
 pub(super) fn destroy_srq(srq: ToFree<Srq>) -> Result<(), Errno> {
     srq.destroy()?;
     srq.free();

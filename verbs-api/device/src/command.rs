@@ -351,6 +351,11 @@ layouts! {
         /// The UDP port of a queue pair of kind UD, which the queue pair owns from now on; else 0.
         /// The low 24 bits of `label` are the number of such a queue pair on the wire.
         datagrams: U32,
+        /// Rules of the queue pair: see [`create_qp`].
+        rules: U32,
+        /// The longest payload that a queue pair of kind UD sends, in bytes: the MTU of the port.
+        /// 0 = that of the device, 4,096.
+        max_datagram: U32,
         /// Reserved, 0.
         reserved: U32,
     }
@@ -450,4 +455,4 @@ mod bits;
 mod layout;
 mod messages;
 
-pub use bits::{cq, features, modify, reregister};
+pub use bits::{cq, create_qp, features, modify, reregister};

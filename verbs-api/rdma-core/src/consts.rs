@@ -171,6 +171,9 @@ enums! {
         IBV_QPT_XRC_RECV = 10,
         IBV_QPT_DRIVER = 0xff,
     }
+    ibv_qp_create_flags: u32 {
+        IBV_QP_CREATE_BLOCK_SELF_MCAST_LB = 1 << 1,
+    }
     ibv_qp_init_attr_mask: u32 {
         IBV_QP_INIT_ATTR_PD = 1,
         IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2,

@@ -102,7 +102,8 @@ impl LocalHost {
         }
     }
 
-    fn is_here(&self, ip: IpAddr) -> bool {
+    /// Whether an address is one of the device, or of this host's loopback.
+    pub fn is_here(&self, ip: IpAddr) -> bool {
         ip.is_loopback() || self.gids.iter().any(|gid| gid.ip == ip)
     }
 
@@ -149,7 +150,8 @@ impl LocalHost {
     ///
     /// # Errors
     /// `EINVAL`: no such own GID, neither GID nor LID given (a RoCE NIC requires a GID for other
-    /// hosts), or a number without a port.
+    /// hosts), or a number without a port. `ENETUNREACH`: a link-local GID, and a RoCE NIC without
+    /// one.
     pub fn peer(&self, av: &AddressVector, dest_qpn: u32, qpn: u32) -> Result<Peer, Errno> {
         let port = port_of(dest_qpn);
         if port == 0 {
@@ -177,7 +179,11 @@ impl LocalHost {
                         .filter(|s| *s != 0)
                         .or(same)
                         .or_else(|| scopes().next());
-                    SocketAddrV6::new(v6, port, 0, scope.ok_or(Errno::INVAL)?).into()
+                    let without = match self.identity {
+                        Identity::Iwarp => Errno::INVAL,
+                        Identity::Roce => Errno::NETUNREACH,
+                    };
+                    SocketAddrV6::new(v6, port, 0, scope.ok_or(without)?).into()
                 }
                 ip => SocketAddr::new(ip, port),
             };

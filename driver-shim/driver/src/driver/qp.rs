@@ -7,7 +7,7 @@ use std::time::Duration;
 use urnic_sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
-use urnic_device::command::{CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, modify};
+use urnic_device::command::{CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, create_qp, modify};
 use urnic_device::doorbell::Kind;
 use urnic_device::record::QueueRecord;
 use urnic_device::vocabulary::{QpKind, QpState};
@@ -49,6 +49,10 @@ pub struct QpInit<'a> {
     pub cookie: u64,
     /// The placement of the rings.
     pub rings: &'a dyn RingPlacement,
+    /// The longest payload that a queue pair of kind UD sends, in bytes.
+    pub max_datagram: u32,
+    /// A queue pair of kind UD does not receive what it sent to a group itself.
+    pub blocks_own_multicast: bool,
 }
 
 impl fmt::Debug for Qp {
@@ -136,6 +140,8 @@ impl Driver {
             rq_log_stride: sizes.rq_log_stride.into(),
             kind: (init.kind as u32).into(),
             datagrams: number.port.into(),
+            rules: self.rules(init).into(),
+            max_datagram: init.max_datagram.into(),
             reserved: 0.into(),
         };
         let handle: QueueHandle = self
@@ -173,6 +179,17 @@ impl Driver {
         }
         tracing::debug!("{qp:?}: created, {:?}", qp.caps);
         Ok(qp)
+    }
+
+    /// The rules of a new queue pair ([`create_qp`]): on a RoCE NIC, those of the InfiniBand
+    /// Architecture Specification.
+    fn rules(&self, init: &QpInit<'_>) -> u32 {
+        let rules = [
+            (self.identity().is_roce(), create_qp::INVALIDATE_OWN_WINDOWS_ONLY),
+            (init.blocks_own_multicast, create_qp::BLOCK_OWN_MULTICAST),
+        ];
+        let given = rules.into_iter().filter(|(given, _)| *given);
+        given.fold(0, |rules, (_, rule)| rules | rule)
     }
 }
 
@@ -340,11 +357,16 @@ impl Qp {
     ///
     /// # Errors
     /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
-    /// range, or an address without a route; `EIO` in a forked child; the errors of the device.
+    /// range, or an address that names no peer; of a RoCE NIC, the errors of
+    /// [`reachability::check`](urnic_process::reachability::check); `EIO` in a forked child; the
+    /// errors of the device.
     pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
         self.driver.check_usable()?;
         if mask.is_empty() {
             return Ok(());
+        }
+        if mask.contains(QpMask::AV) && attr.dest_qpn != MANAGER_QPN {
+            self.driver.check_reachable(&attr.av)?;
         }
         let mut set = self.attr.lock();
         let roce = self.driver.identity().is_roce();

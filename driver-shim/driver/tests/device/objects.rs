@@ -63,6 +63,8 @@ fn queue_pairs_are_at_least_as_large_as_requested() {
             caps,
             cookie: 0,
             rings: &Anywhere,
+            max_datagram: 0,
+            blocks_own_multicast: false,
         };
         DRIVER.create_qp(&init)
     };

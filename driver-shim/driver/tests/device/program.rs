@@ -189,6 +189,8 @@ impl Program {
             caps,
             cookie: 99,
             rings: &Anywhere,
+            max_datagram: 0,
+            blocks_own_multicast: false,
         };
         let qp = self.driver.create_qp(&init).unwrap();
         let record = Shared::record(qp.record());

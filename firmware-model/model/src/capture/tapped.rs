@@ -304,7 +304,7 @@ impl DatagramWrapper for TappedSocket {
             let datagram = Datagram {
                 from: packet.source,
                 to: SocketAddr::new(packet.destination, port),
-                traffic_class: 0,
+                traffic_class: packet.traffic_class,
             };
             // A longer packet was cut to the room.
             (datagram, &bytes[..packet.len.min(bytes.len())])

@@ -6,18 +6,19 @@ use super::answer::{Answer, count, done, handle, ok};
 use crate::datagram::DatagramParams;
 use crate::events::{Effects, EventQueue};
 use crate::host::Record;
-use crate::memory::DomainUse;
+use crate::memory::{DomainUse, Invalidable};
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::runtime::{Core, PageUser, Uar};
 use crate::stream::Ends;
+use crate::stream::datagram::MAX_PAYLOAD;
 use crate::transport::{Identity, QpChange, QpQueues};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use urnic_device::command::{
     CreateCq, CreateEq, CreateQp, CreateSrq, ModerateCq, ModifyQp, ModifySrq, QueueHandle, ResizeCq, Status,
-    cq,
+    cq, create_qp,
 };
 use urnic_device::cqe::CQE_LEN;
 use urnic_device::event::EVENT_LEN;
@@ -292,6 +293,7 @@ impl Job<'_> {
         let arguments: CreateQp = self.arguments();
         let core = self.core;
         let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument)?;
+        let (invalidable, blocks_own_multicast) = parse_rules(arguments.rules.get())?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
         let find_cq = |id| core.cqs.find(id).ok_or(Status::InvalidHandle);
@@ -316,6 +318,7 @@ impl Job<'_> {
                 },
                 pd,
                 extensions: core.config.rfc7306,
+                invalidable,
                 unreliable: kind == QpKind::UnreliableConnected,
                 last_first: core.config.last_first,
             };
@@ -337,6 +340,11 @@ impl Job<'_> {
                         rq,
                         recv_cq,
                         sockets: port.ok_or(Status::InvalidHandle)?,
+                        max_payload: match arguments.max_datagram.get() as usize {
+                            0 => MAX_PAYLOAD,
+                            max => max.min(MAX_PAYLOAD),
+                        },
+                        blocks_own_multicast,
                         config: core.config.clone(),
                     };
                     Ok(Qp::of_datagrams(identity, params, page.id, srq))
@@ -436,4 +444,17 @@ impl Job<'_> {
             .leave(qp.identity.pd, DomainUse::QueuePair);
         done()
     }
+}
+
+/// The rules of a queue pair ([`create_qp`]): what may be invalidated through it, and whether it
+/// does not receive its own multicast.
+fn parse_rules(rules: u32) -> Result<(Invalidable, bool), Status> {
+    if rules & !(create_qp::INVALIDATE_OWN_WINDOWS_ONLY | create_qp::BLOCK_OWN_MULTICAST) != 0 {
+        return Err(Status::InvalidArgument);
+    }
+    let invalidable = match rules & create_qp::INVALIDATE_OWN_WINDOWS_ONLY {
+        0 => Invalidable::All,
+        _ => Invalidable::OwnWindows,
+    };
+    Ok((invalidable, rules & create_qp::BLOCK_OWN_MULTICAST != 0))
 }

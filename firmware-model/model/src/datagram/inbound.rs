@@ -130,11 +130,18 @@ impl Engine {
             env.counters.add(Counter::QkeyViolations, 1);
             return;
         }
-        // A queue pair does not receive what it sent to a group.
-        if group.is_some() && header.source_qpn == env.qp.label && self.is_own(incoming.source) {
+        let is_to_group = group.is_some() && self.blocks_own_multicast;
+        if is_to_group && header.source_qpn == env.qp.label && self.is_own(incoming.source) {
             return;
         }
-        if let Err(Overflow) = self.deliver(&header, payload, packet.len(), &ends, env) {
+        let route = grh(
+            ends.source.ip(),
+            ends.destination.ip(),
+            packet.len(),
+            HOP_LIMIT,
+            incoming.traffic_class,
+        );
+        if let Err(Overflow) = self.deliver(&header, &route, payload, ends.source, env) {
             self.fail(QpFault::CqOverflow, env);
         }
     }
@@ -152,9 +159,9 @@ impl Engine {
     fn deliver(
         &mut self,
         header: &Header,
+        route: &[u8; GRH_LEN],
         payload: &[u8],
-        packet_len: usize,
-        ends: &Ends,
+        source: SocketAddr,
         env: &mut Env<'_>,
     ) -> Result<(), Overflow> {
         match self.rq.take(&mut self.wqe, env.effects) {
@@ -174,12 +181,11 @@ impl Engine {
             env.counters.add(Counter::RxDatagramDrops, 1);
             return self.complete_receive(WcStatus::LocLenErr, env);
         }
-        let route = grh(ends.source.ip(), ends.destination.ip(), packet_len, HOP_LIMIT);
         let sges = self.wqe.sges();
         let list = |n: usize| sges.get(n).copied();
         let pd = self.rq.pd(env.qp.pd);
         let mut cursor = Cursor::default();
-        let placed = scatter(pd, env, list, &mut cursor, &route)
+        let placed = scatter(pd, env, list, &mut cursor, route)
             .and_then(|()| scatter(pd, env, list, &mut cursor, payload));
         if placed.is_err() {
             self.complete_receive(WcStatus::LocProtErr, env)?;
@@ -188,7 +194,7 @@ impl Engine {
         }
         let mut cqe = env.qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
         let mut flags = CqeFlags::DATAGRAM;
-        flags.set(CqeFlags::IPV6, ends.source.is_ipv6());
+        flags.set(CqeFlags::IPV6, source.is_ipv6());
         if let Some(immediate) = header.immediate {
             cqe.extra = immediate;
             flags |= CqeFlags::WITH_IMM;
@@ -199,7 +205,7 @@ impl Engine {
         cqe.flags = flags.bits();
         cqe.byte_len = (len as u32).into();
         cqe.source_qpn = header.source_qpn.into();
-        cqe.source_port = u32::from(ends.source.port()).into();
+        cqe.source_port = u32::from(source.port()).into();
         env.counters.add(Counter::RxDatagrams, 1);
         self.recv_cq.push(cqe, env)
     }

@@ -36,6 +36,10 @@ pub(crate) struct DatagramParams {
     pub(crate) recv_cq: Arc<CompletionQueue>,
     /// Sockets of one port: one for all addresses, or one for each.
     pub(crate) sockets: Vec<Box<dyn DatagramSocket>>,
+    /// The longest payload that it sends, in bytes.
+    pub(crate) max_payload: usize,
+    /// It does not receive what it sent to a group itself.
+    pub(crate) blocks_own_multicast: bool,
     pub(crate) config: Arc<ModelConfig>,
 }
 
@@ -60,6 +64,8 @@ pub(crate) struct Engine {
     psn: u32,
     sockets: Vec<Box<dyn DatagramSocket>>,
     groups: Vec<Membership>,
+    max_payload: usize,
+    blocks_own_multicast: bool,
     config: Arc<ModelConfig>,
     /// The receive that a datagram fills.
     wqe: RecvWqe,
@@ -83,6 +89,8 @@ impl Engine {
             psn: 0,
             sockets: params.sockets,
             groups: Vec::new(),
+            max_payload: params.max_payload,
+            blocks_own_multicast: params.blocks_own_multicast,
             config: params.config,
             wqe: RecvWqe::default(),
             staged: Staged::default(),
@@ -168,6 +176,9 @@ impl Engine {
     pub(crate) fn fail(&mut self, fault: QpFault, env: &mut Env<'_>) {
         if self.state != QpState::Err {
             self.state = QpState::Err;
+            if let ReceiveSource::Shared(_) = self.rq {
+                env.effects.event(Event::new(EventKind::LastWqe, env.qp.qid));
+            }
             if fault != QpFault::Requested {
                 env.effects.qp_error(env.qp.qid, fault, 0);
             }

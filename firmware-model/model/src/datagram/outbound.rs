@@ -8,7 +8,7 @@ use crate::counters::Counter;
 use crate::llp::buffers::Buffer;
 use crate::memory::Need;
 use crate::queues::{BadWqe, Overflow, SendWqe};
-use crate::stream::datagram::{BATCH, MAX_PAYLOAD, Outgoing, PACKET_ROOM};
+use crate::stream::datagram::{BATCH, Outgoing, PACKET_ROOM};
 use crate::transport::placement::Cursor;
 use crate::transport::{Env, TxOutcome};
 use crate::tuning::DATAGRAM_TX_BUDGET;
@@ -187,7 +187,7 @@ impl Engine {
     fn payload_len(&self, wqe: &SendWqe) -> Option<usize> {
         let listed = (0..).map_while(|n| self.sq.element(wqe, n));
         let len = u64::from(wqe.inline_len) + listed.map(|sge| u64::from(sge.len.get())).sum::<u64>();
-        usize::try_from(len).ok().filter(|len| *len <= MAX_PAYLOAD)
+        usize::try_from(len).ok().filter(|len| *len <= self.max_payload)
     }
 
     fn gather(&self, wqe: &SendWqe, payload: &mut [u8], env: &Env<'_>) -> Result<(), WcStatus> {

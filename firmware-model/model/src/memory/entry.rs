@@ -234,6 +234,16 @@ pub enum InvalidateBy {
     Peer,
 }
 
+/// What may be invalidated through a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Invalidable {
+    /// Regions and windows of its domain (RFC 5040 §8.1.1).
+    All,
+    /// Windows of type 2 that are bound to it
+    /// ([`INVALIDATE_OWN_WINDOWS_ONLY`](urnic_device::command::create_qp::INVALIDATE_OWN_WINDOWS_ONLY)).
+    OwnWindows,
+}
+
 /// Why a STag was not invalidated (RDM-S-04).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidateError {
@@ -249,4 +259,8 @@ pub enum InvalidateError {
     /// Windows are bound to it (VRB-M-03): 0/2/09.
     #[error("windows are bound to the region")]
     Bound,
+    /// It is no window that is bound to the queue pair, as [`Invalidable::OwnWindows`] requires:
+    /// 0/2/09.
+    #[error("not a memory window of type 2")]
+    NotInvalidable,
 }

@@ -18,7 +18,7 @@ pub(crate) use borrows::{Borrow, BorrowHolder, Pin};
 pub use domains::{DomainUse, Domains};
 pub(crate) use entry::EntryId;
 pub use entry::{Accessor, MemoryAccess, Need, Violation};
-pub use entry::{BindError, InvalidateBy, InvalidateError, Registration, TableError};
+pub use entry::{BindError, Invalidable, InvalidateBy, InvalidateError, Registration, TableError};
 pub(crate) use remote_access::{
     Admission, ForeignTable, LastEntry, OwnHazardFlag, Permitted, RemoteAccessTable,
 };

@@ -5,8 +5,8 @@ use super::backing::Backing;
 use super::borrows::{Borrow, BorrowHolder, Borrows};
 use super::domains::{DomainUse, Domains};
 use super::entry::{
-    Accessor, BindError, Entry, EntryId, InvalidateBy, InvalidateError, MemoryAccess, Need, Registration,
-    TableError, Violation,
+    Accessor, BindError, Entry, EntryId, Invalidable, InvalidateBy, InvalidateError, MemoryAccess, Need,
+    Registration, TableError, Violation,
 };
 use super::permutation::{DOMAIN, Permutation};
 use super::remote_access::RemoteAccessTable;
@@ -239,14 +239,23 @@ impl MemoryTable {
         })
     }
 
-    /// Invalidates a STag for queue pair `qid` of domain `pd`; the call unbinds a window. On
-    /// return, nothing uses the STag any more.
-    pub fn invalidate(&self, stag: u32, pd: u32, qid: u32, by: InvalidateBy) -> Result<(), InvalidateError> {
+    /// Invalidates a STag through a queue pair; the call unbinds a window. On return, nothing uses
+    /// the STag any more.
+    pub fn invalidate(
+        &self,
+        stag: u32,
+        through: Accessor,
+        by: InvalidateBy,
+        what: Invalidable,
+    ) -> Result<(), InvalidateError> {
         let slot = self.slot(stag);
         let mut admin = self.lock();
         let record = admin.record(slot, stag).ok_or(InvalidateError::InvalidStag)?;
-        if record.pd != pd || self.owner(slot).is_some_and(|only| only != qid) {
+        if record.pd != through.pd || self.owner(slot).is_some_and(|only| only != through.qid) {
             return Err(InvalidateError::NotAssociated);
+        }
+        if what == Invalidable::OwnWindows && !matches!(record.kind, Kind::Window { exclusive: true, .. }) {
+            return Err(InvalidateError::NotInvalidable);
         }
         if !self.is_valid(slot) {
             // Invalidating what is invalid already is no error of the local program (VRB-M-04).
@@ -260,7 +269,7 @@ impl MemoryTable {
             Kind::Region { .. } => None,
             Kind::Window { region, .. } => *region,
         };
-        let shared = self.owner(slot).is_none() && self.domains.queue_pairs(pd) > 1;
+        let shared = self.owner(slot).is_none() && self.domains.queue_pairs(through.pd) > 1;
         if by == InvalidateBy::Peer && shared {
             return Err(InvalidateError::Shared);
         }

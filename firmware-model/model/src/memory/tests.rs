@@ -51,12 +51,16 @@ impl Bench {
         self.table.register(self.registration(base, len, access)).unwrap()
     }
 
+    fn accessor(&self) -> Accessor {
+        Accessor {
+            pd: self.pd,
+            qid: QID,
+        }
+    }
+
     fn check(&self, stag: u32, offset: u64, len: u64, need: Need) -> Result<Window<'_>, Violation> {
         self.table.check(
-            Accessor {
-                pd: self.pd,
-                qid: QID,
-            },
+            self.accessor(),
             MemoryAccess {
                 stag,
                 offset,
@@ -370,11 +374,11 @@ fn vrb_m_03_a_region_is_busy_while_windows_are_bound() {
     assert_eq!(table.deregister(region), Err(TableError::Bound));
     assert_eq!(table.reregister(region, |_| {}), Err(TableError::Bound));
     for by in [InvalidateBy::Local, InvalidateBy::Peer] {
-        let refused = table.invalidate(region, bench.pd, QID, by);
+        let refused = table.invalidate(region, bench.accessor(), by, Invalidable::All);
         assert_eq!(refused, Err(InvalidateError::Bound));
     }
     table
-        .invalidate(window, bench.pd, QID, InvalidateBy::Peer)
+        .invalidate(window, bench.accessor(), InvalidateBy::Peer, Invalidable::All)
         .unwrap();
     assert!(bench.check(window, 0, 1, Need::RemoteRead).is_err());
     table.deregister(region).unwrap();
@@ -517,7 +521,14 @@ fn sec_03_a_peer_cannot_invalidate_what_streams_share() {
     let bench = Bench::new();
     let table = &bench.table;
     let stag = bench.register(0, 16, ALL);
-    let by_peer = |stag, pd| table.invalidate(stag, pd, QID, InvalidateBy::Peer);
+    let by_peer = |stag, pd| {
+        table.invalidate(
+            stag,
+            Accessor { pd, qid: QID },
+            InvalidateBy::Peer,
+            Invalidable::All,
+        )
+    };
     assert!(table.domains().enter(bench.pd, DomainUse::QueuePair));
     assert!(table.domains().enter(bench.pd, DomainUse::QueuePair));
     assert_eq!(by_peer(stag, bench.pd), Err(InvalidateError::Shared));
@@ -530,10 +541,38 @@ fn sec_03_a_peer_cannot_invalidate_what_streams_share() {
     assert_eq!(by_peer(stag, bench.pd), Err(InvalidateError::InvalidStag));
     // The program may invalidate what is invalid (VRB-M-04), and still has to deregister.
     table
-        .invalidate(stag, bench.pd, QID, InvalidateBy::Local)
+        .invalidate(stag, bench.accessor(), InvalidateBy::Local, Invalidable::All)
         .unwrap();
     table.deregister(stag).unwrap();
     assert_eq!(table.deregister(stag), Err(TableError::UnknownStag));
+}
+
+/// InfiniBand Architecture Specification vol. 1, o10-37.2.26.
+#[test]
+fn only_own_windows_of_type_2_can_be_invalidated_with_that_rule() {
+    let bench = Bench::new();
+    let table = &bench.table;
+    let region = bench.register(0, 4096, ALL);
+    let [one, two] = [false, true].map(|exclusive| table.create_window(bench.pd, exclusive).unwrap());
+    for window in [one, two] {
+        let bind = bench.bind(window, region, 0, 16, Access::REMOTE_READ);
+        table.bind(&bind, bench.pd, QID).unwrap();
+    }
+    for by in [InvalidateBy::Local, InvalidateBy::Peer] {
+        let invalidate = |stag, qid| {
+            let through = Accessor { pd: bench.pd, qid };
+            table.invalidate(stag, through, by, Invalidable::OwnWindows)
+        };
+        assert_eq!(invalidate(region, QID), Err(InvalidateError::NotInvalidable));
+        assert_eq!(invalidate(one, QID), Err(InvalidateError::NotInvalidable));
+        assert_eq!(invalidate(two, QID + 1), Err(InvalidateError::NotAssociated));
+        assert_eq!(invalidate(two, QID), Ok(()));
+        assert!(bench.check(two, 0, 1, Need::RemoteRead).is_err());
+        assert!(bench.check(one, 0, 1, Need::RemoteRead).is_ok());
+        assert!(bench.check(region, 0, 1, Need::RemoteRead).is_ok());
+        let bind = bench.bind(two, region, 0, 16, Access::REMOTE_READ);
+        table.bind(&bind, bench.pd, QID).unwrap();
+    }
 }
 
 #[test]

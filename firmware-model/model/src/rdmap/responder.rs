@@ -303,9 +303,14 @@ impl Responder {
             // All segments of a message name the same STag (RFC 5041 §4.3). The STag of the last
             // segment counts.
             let stag = header.rsvd_ulp_word;
-            env.memory_to_revoke()
-                .invalidate(stag, env.qp.pd, env.qp.qid, InvalidateBy::Peer)
-                .map_err(terminate::invalidation)?;
+            let what = env.qp.invalidable;
+            let done = env
+                .memory_to_revoke()
+                .invalidate(stag, env.qp.accessor(), InvalidateBy::Peer, what);
+            if let Err(error) = done {
+                self.flush_status = Some(WcStatus::RemInvReqErr);
+                return Err(terminate::invalidation(error).into());
+            }
             cqe.extra = stag.to_ne_bytes();
             flags |= CqeFlags::WITH_INV;
         } else if let Some(immediate) = self.next_immediate.take() {

@@ -69,6 +69,12 @@ pub(super) struct Received {
 }
 
 impl Received {
+    /// Whether the peer reports an error that has nothing to do with what it received.
+    pub(super) fn is_of_peer_itself(&self) -> bool {
+        let error = TerminateError::of_control(self.control);
+        error == Some(TerminateError::RdmapLocalCatastrophic) && self.offending.is_none()
+    }
+
     pub(super) fn new(terminate: &Terminate<'_>) -> Received {
         let bit = |set: bool, mask: u32| if set { mask } else { 0 };
         let control = u32::from(terminate.layer) << 28
@@ -92,6 +98,10 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
     Some(match (terminate.layer, terminate.etype, terminate.error()) {
         (0, 1, _) => WcStatus::RemAccessErr,
         (0, 2, Some(E::RdmapVersion | E::RdmapUnexpectedOpcode)) => WcStatus::RemInvReqErr,
+        // A RoCE NIC refuses the key of an invalidation like that of an access, and the address of
+        // an atomic that is no multiple of eight like a request that it does not support.
+        (0, 2, Some(E::RdmapCannotInvalidate)) => WcStatus::RemAccessErr,
+        (0, 2, Some(E::RdmapCatastrophicStream)) if is_of_atomic(terminate) => WcStatus::RemInvReqErr,
         (0, _, _) => WcStatus::RemOpErr,
         (1, 1, Some(E::DdpTaggedVersion)) => WcStatus::RemInvReqErr,
         (1, 1, _) => WcStatus::RemAccessErr,
@@ -102,6 +112,17 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
         // defines.
         _ => return None,
     })
+}
+
+/// Whether the offending request is an atomic.
+fn is_of_atomic(terminate: &Terminate<'_>) -> bool {
+    let header = terminate.ddp_header.and_then(|header| Header::parse(header).ok());
+    match header {
+        Some((Header::Untagged(header), _)) => {
+            Control::parse(header.rsvd_ulp).is_ok_and(|control| control.opcode == Opcode::AtomicRequest)
+        }
+        _ => false,
+    }
 }
 
 fn offending(header: &[u8]) -> Option<OffendingRequest> {
@@ -147,8 +168,9 @@ pub(super) fn source(violation: Violation) -> TerminateError {
 pub(super) fn invalidation(error: InvalidateError) -> TerminateError {
     match error {
         InvalidateError::NotAssociated => TerminateError::RdmapProtectedFromInvalidate,
-        InvalidateError::InvalidStag | InvalidateError::Shared | InvalidateError::Bound => {
-            TerminateError::RdmapCannotInvalidate
-        }
+        InvalidateError::InvalidStag
+        | InvalidateError::Shared
+        | InvalidateError::Bound
+        | InvalidateError::NotInvalidable => TerminateError::RdmapCannotInvalidate,
     }
 }

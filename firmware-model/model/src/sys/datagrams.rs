@@ -41,6 +41,8 @@ pub struct Incoming {
     pub source: SocketAddr,
     /// The destination address: one of this host's, or a group's.
     pub destination: IpAddr,
+    /// The IP header's traffic class.
+    pub traffic_class: u8,
 }
 
 /// Bytes for the control messages of a packet: its address, and its traffic class.
@@ -51,10 +53,12 @@ const CONTROL_ROOM: usize = 128;
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL_ROOM]);
 
-/// Makes a socket report the destination of packets, and send without fragments.
+/// Makes a socket report the destination and the traffic class of packets, and send without
+/// fragments.
 pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
     if ipv6 {
         set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         set(
             socket,
             libc::IPPROTO_IPV6,
@@ -67,6 +71,7 @@ pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
     }
     set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
     // Also for an IPv6 socket: it may carry IPv4.
+    set(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
     set(
         socket,
         libc::IPPROTO_IP,
@@ -381,6 +386,7 @@ pub(crate) fn receive(
         let (place, header) = unsafe { (place.assume_init_ref(), header.assume_init_ref()) };
         let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
         let used = place.control.0.get(..header.msg_hdr.msg_controllen as _);
+        let control = used.unwrap_or_default();
         packets.push(Incoming {
             // No datagram is as long as this.
             len: if truncated {
@@ -389,7 +395,8 @@ pub(crate) fn receive(
                 header.msg_len as usize
             },
             source: read_name(&place.name),
-            destination: destination(used.unwrap_or_default()).unwrap_or(Ipv6Addr::UNSPECIFIED.into()),
+            destination: destination(control).unwrap_or(Ipv6Addr::UNSPECIFIED.into()),
+            traffic_class: traffic_class(control),
         });
     }
     Ok(())
@@ -407,6 +414,18 @@ fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (libc::c_int, li
         control = control.get(step..).unwrap_or_default();
         Some((header.cmsg_level, header.cmsg_type, value))
     })
+}
+
+/// The traffic class in the control messages of a received packet.
+fn traffic_class(control: &[u8]) -> u8 {
+    let class = control_messages(control).find_map(|message| match message {
+        (libc::IPPROTO_IP, libc::IP_TOS, &[class, ..]) => Some(class),
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, value) => {
+            Some(u32::from_ne_bytes(*value.first_chunk()?) as u8)
+        }
+        _ => None,
+    });
+    class.unwrap_or_default()
 }
 
 /// The destination address in the control messages of a received packet.

@@ -6,7 +6,9 @@ use crate::testing::mock::{Cq, Driver, End, Qp, Region, assert_cqe, config, wait
 use crate::{DeviceAddress, ModelConfig, Reach};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use urnic_device::command::{CreateQp, CreateSrq, Handle, ModifyQp, Opcode, QueueHandle, Status, modify};
+use urnic_device::command::{
+    CreateQp, CreateSrq, Handle, ModifyQp, Opcode, QueueHandle, Status, create_qp, modify,
+};
 use urnic_device::cqe::{Cqe, CqeFlags};
 use urnic_device::event::EventKind;
 use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast, bind};
@@ -54,6 +56,15 @@ impl Port {
 
     /// In the init state, with a port that is bound with these flags.
     fn bound(driver: &Driver, srq: u32, pd: u32, flags: u32) -> Port {
+        let special = CreateQp {
+            srq: srq.into(),
+            ..CreateQp::default()
+        };
+        Port::created(driver, pd, flags, &special)
+    }
+
+    /// In the init state, with the special arguments, and a port that is bound with these flags.
+    fn created(driver: &Driver, pd: u32, flags: u32, special: &CreateQp) -> Port {
         let (send_cq, recv_cq) = (driver.cq(8), driver.cq(8));
         let arguments = BindDatagrams {
             flags: flags.into(),
@@ -68,7 +79,9 @@ impl Port {
             kind: (QpKind::UnreliableDatagram as u32).into(),
             datagrams: bound.id,
             label: (u32::from(port) << 8).into(),
-            srq: srq.into(),
+            srq: special.srq,
+            rules: special.rules,
+            max_datagram: special.max_datagram,
             ..driver.qp_arguments(pd, &send_cq, &recv_cq)
         };
         let qp = driver.try_qp(&arguments).unwrap();
@@ -91,10 +104,18 @@ impl Port {
 
     /// Able to send and to receive, with a port that is bound with these flags.
     fn ready_with(driver: &Driver, flags: u32) -> Port {
-        let port = Port::bound(driver, 0, driver.pd(), flags);
-        port.modify(driver, QpState::Rtr);
-        port.modify(driver, QpState::Rts);
-        port
+        Port::bound(driver, 0, driver.pd(), flags).begun(driver)
+    }
+
+    /// Able to send and to receive, with the special arguments.
+    fn ready_as(driver: &Driver, special: &CreateQp) -> Port {
+        Port::created(driver, driver.pd(), 0, special).begun(driver)
+    }
+
+    fn begun(self, driver: &Driver) -> Port {
+        self.modify(driver, QpState::Rtr);
+        self.modify(driver, QpState::Rts);
+        self
     }
 
     fn modify(&self, driver: &Driver, state: QpState) {
@@ -397,6 +418,78 @@ fn ud_13_a_group_is_received_between_attach_and_detach() {
     let connected = End::new(&driver);
     let refused = driver.command(Opcode::AttachMulticast, &membership(connected.qp.id));
     assert_eq!(refused.err(), Some(Status::WrongState));
+}
+
+#[test]
+fn ud_13_a_member_receives_its_own_datagrams_unless_it_blocks_them() {
+    for rules in [0, create_qp::BLOCK_OWN_MULTICAST] {
+        let driver = device();
+        let special = CreateQp {
+            rules: rules.into(),
+            ..CreateQp::default()
+        };
+        let mut member = Port::ready_as(&driver, &special);
+        let group: SocketAddr = "239.1.2.4:4791".parse().unwrap();
+        let membership = Multicast {
+            group: Endpoint::from(group),
+            qid: member.qp.id.into(),
+            source: u32::from(V4).into(),
+        };
+        driver.command(Opcode::AttachMulticast, &membership).unwrap();
+        let to = DatagramAddress {
+            ip: Endpoint::from(group).ip,
+            qpn: 0xff_ffff.into(),
+            port: 4791.into(),
+            ..member.address(V4)
+        };
+        member.post_recv(&driver, 9, 100);
+        member.send(&driver, to, b"to all");
+        if rules == 0 {
+            assert_eq!(&member.receive(&driver).1[GRH_LEN..], b"to all");
+        } else {
+            member.send(&driver, member.address(V4), b"to itself");
+            assert_eq!(&member.receive(&driver).1[GRH_LEN..], b"to itself");
+        }
+    }
+}
+
+#[test]
+fn ud_05_the_traffic_class_is_in_the_route_by_memory_and_by_udp() {
+    for same_host in [false, true] {
+        let driver = device_with(same_host);
+        let (mut near, mut far) = (Port::ready(&driver), Port::ready(&driver));
+        for (family, class) in [(V4, 0xfc), (V6, 0xb8), (V4, 0x10), (V4, 0xfc), (V4, 0)] {
+            let to = DatagramAddress {
+                traffic_class: class,
+                ..far.address(family)
+            };
+            far.post_recv(&driver, 1, 100);
+            near.send(&driver, to, b"urgent");
+            let (_, bytes) = far.receive(&driver);
+            let seen = match family {
+                V4 => bytes[21],
+                _ => bytes[0] << 4 | bytes[1] >> 4,
+            };
+            assert_eq!(seen, class);
+        }
+    }
+}
+
+#[test]
+fn ud_10_a_datagram_longer_than_the_ports_mtu_fails() {
+    let driver = device();
+    let special = CreateQp {
+        max_datagram: 1024.into(),
+        ..CreateQp::default()
+    };
+    let mut far = Port::ready(&driver);
+    for (len, status) in [(1024, WcStatus::Success), (1025, WcStatus::LocLenErr)] {
+        let mut near = Port::ready_as(&driver, &special);
+        far.post_recv(&driver, 1, 2048);
+        let sge = near.region.sge(0, len);
+        near.send_with(&driver, 3, far.address(V4), &[sge], |_| {});
+        assert_cqe(&near.send_cq.await_completion(&driver), 3, status);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::counters::{Counter, Counters};
 use crate::events::Effects;
 use crate::llp::buffers::BufferPool;
-use crate::memory::{Accessor, MemoryTable, Recent};
+use crate::memory::{Accessor, Invalidable, MemoryTable, Recent};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue};
 use crate::time::Now;
 use std::sync::Arc;
@@ -119,6 +119,8 @@ pub struct Identity {
     pub pd: u32,
     /// Whether RFC 7306 messages are understood; without, they are unexpected opcodes.
     pub extensions: bool,
+    /// What may be invalidated through the queue pair.
+    pub invalidable: Invalidable,
     /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
     pub unreliable: bool,
     /// [`ModelConfig::last_first`](crate::ModelConfig::last_first).

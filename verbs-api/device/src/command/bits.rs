@@ -17,6 +17,16 @@ pub mod cq {
     pub const UNTIMED: u32 = 1;
 }
 
+/// Bits of `CreateQp::rules`.
+pub mod create_qp {
+    /// Only windows of kind 2 that are bound to the queue pair can be invalidated through it, by a
+    /// work request or by the peer (InfiniBand Architecture Specification vol. 1, o10-37.2.26). A
+    /// work request that would invalidate something else completes with `MwBindErr`.
+    pub const INVALIDATE_OWN_WINDOWS_ONLY: u32 = 1;
+    /// Kind UD: the queue pair does not receive what it sent to a group itself.
+    pub const BLOCK_OWN_MULTICAST: u32 = 2;
+}
+
 /// Bits of `ModifyQp::mask`.
 pub mod modify {
     /// `state`.

@@ -16,7 +16,7 @@ const _: () = {
     assert!(size_of::<ResizeCq>() == 16);
     assert!(size_of::<ModerateCq>() == 16);
     assert!(size_of::<CreateSrq>() == 32);
-    assert!(size_of::<CreateQp>() == 72);
+    assert!(size_of::<CreateQp>() == 80);
     assert!(offset_of!(CreateQp, pd) == 24);
     assert!(offset_of!(CreateQp, sq_log_size) == 48);
     assert!(size_of::<ModifyQp>() == 40);

@@ -49,9 +49,16 @@ impl Engine {
             // A second fault is not reported: our FIN follows at once.
             (Progress::Terminating { .. }, _) => self.linger(env, stream),
             (Progress::Detached | Progress::Lingering { .. } | Progress::Ended, _) => {
-                self.state = QpState::Err;
+                self.enter_error_state(env);
                 self.flush(env);
             }
+        }
+    }
+
+    fn enter_error_state(&mut self, env: &mut Env<'_>) {
+        if self.state != QpState::Err {
+            self.state = QpState::Err;
+            self.rdmap.responder.note_last_wqe(env);
         }
     }
 
@@ -320,6 +327,16 @@ impl Engine {
         if self.begin_parting() {
             return self.linger(env, stream);
         }
+        // The peer failed by an error of its own, and its FIN follows. A peer for InfiniBand would
+        // only fall silent, and this queue pair would go on.
+        if received.is_of_peer_itself() && self.peer_may_close && self.state != QpState::Sqd {
+            explain::refused_there(&received, &self.rdmap.requester, env, stream);
+            if let Some(Llp::Mpa(mpa)) = &mut self.llp {
+                // Nothing follows a Terminate.
+                mpa.rx.discard();
+            }
+            return;
+        }
         env.effects
             .qp_error(env.qp.qid, QpFault::TerminateReceived, received.control);
         // Requests that the peer has processed succeed; the request at fault is one of the others.
@@ -437,9 +454,8 @@ impl Engine {
             Some(Llp::Loopback(loopback)) => loopback.discard(),
             None => {}
         }
-        if self.state != QpState::Err && !self.parting {
-            self.state = QpState::Err;
-            self.rdmap.responder.note_last_wqe(env);
+        if !self.parting {
+            self.enter_error_state(env);
         }
         self.flush(env);
     }

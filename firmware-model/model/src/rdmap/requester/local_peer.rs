@@ -13,7 +13,7 @@ use crate::counters::Counter;
 use crate::host::revocable::{Batch, MOST as BATCH};
 use crate::host::{Piece, PieceMut};
 use crate::llp::Llp;
-use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
+use crate::memory::{MemoryAccess, Need, Window};
 use crate::queues::SendWqe;
 use crate::stream::same_host::LocalPeer;
 use crate::transport::Env;
@@ -272,12 +272,9 @@ impl Requester {
             return Wait::Done;
         }
         let stag = self.sq.sge(wqe, 0).stag.get();
-        match env
-            .memory_to_revoke()
-            .invalidate(stag, env.qp.pd, env.qp.qid, InvalidateBy::Local)
-        {
+        match self.invalidate(stag, env) {
             Ok(()) => Wait::Done,
-            Err(_) => Wait::Failed(WcStatus::LocProtErr),
+            Err(status) => Wait::Failed(status),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::terminate::OffendingRequest;
 use crate::counters::Counter;
 use crate::llp::mpa::{FpduSender, MAX_SHORT};
 use crate::llp::{Head, Llp};
-use crate::memory::{InvalidateBy, MemoryAccess, Need, Violation, Window};
+use crate::memory::{Invalidable, InvalidateBy, MemoryAccess, Need, Violation, Window};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
 use crate::rdmap::attachment::Rtr;
 use crate::stream::Stream;
@@ -215,10 +215,8 @@ impl Requester {
         match wqe.opcode {
             Opcode::LocalInv => {
                 llp.rest(env.memory);
-                let done =
-                    env.memory_to_revoke()
-                        .invalidate(wqe.stag, env.qp.pd, env.qp.qid, InvalidateBy::Local);
-                return self.local(wqe, done.map_err(|_| WcStatus::LocProtErr));
+                let done = self.invalidate(wqe.stag, env);
+                return self.local(wqe, done);
             }
             Opcode::BindMw => {
                 llp.rest(env.memory);
@@ -239,6 +237,7 @@ impl Requester {
                     _ => self.request(wqe, env, llp),
                 };
             }
+            Opcode::SendInv if env.qp.unreliable => return self.refuse(wqe, WcStatus::LocQpOpErr),
             Opcode::Send | Opcode::SendInv | Opcode::SendImm | Opcode::Write | Opcode::WriteImm => {}
         }
         let len = self.payload_len(&wqe);
@@ -280,6 +279,18 @@ impl Requester {
             }
             Err(status) => self.refuse(wqe, status),
         }
+    }
+
+    /// Invalidates a STag for a work request. A NIC for RoCE reports a refusal as it does that of a
+    /// bind.
+    pub(super) fn invalidate(&self, stag: u32, env: &Env<'_>) -> Result<(), WcStatus> {
+        let what = env.qp.invalidable;
+        env.memory_to_revoke()
+            .invalidate(stag, env.qp.accessor(), InvalidateBy::Local, what)
+            .map_err(|_| match what {
+                Invalidable::All => WcStatus::LocProtErr,
+                Invalidable::OwnWindows => WcStatus::MwBindErr,
+            })
     }
 
     fn refuse(&mut self, wqe: SendWqe, status: WcStatus) -> Step {

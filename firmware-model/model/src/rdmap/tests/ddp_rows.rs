@@ -2,7 +2,7 @@
 
 use super::vector;
 use crate::counters::Counter;
-use crate::memory::{Accessor, DomainUse, MemoryAccess};
+use crate::memory::{Accessor, DomainUse, Invalidable, InvalidateBy, MemoryAccess};
 use crate::testing::rig::*;
 use crate::transport::QpChange;
 use std::sync::Arc;
@@ -519,9 +519,13 @@ fn ddp_t_07_stag_bound_to_another_stream() {
     peer.node.memory.bind(&operands, peer.node.pd, 7).unwrap();
     peer.send_ulpdu(&write_segment(window, region.base, b"mine"));
     assert_eq!(region.bytes()[..4], *b"mine");
+    let owner = Accessor {
+        pd: peer.node.pd,
+        qid: 7,
+    };
     peer.node
         .memory
-        .invalidate(window, peer.node.pd, 7, crate::memory::InvalidateBy::Local)
+        .invalidate(window, owner, InvalidateBy::Local, Invalidable::All)
         .unwrap();
     peer.node.memory.bind(&operands, peer.node.pd, 8).unwrap();
     let payload = terminate_for_ulpdu(peer, &region, &write_segment(window, region.base, b"else"));

@@ -180,7 +180,7 @@ fn rdm_s_04_a_stag_that_cannot_be_invalidated() {
     peer.send(&vector("F-SENDINV-hello"));
     let payload = peer.terminate();
     assert_eq!(payload[..4], hex("0209c000"));
-    assert_eq!(peer.node.received(), [(1, FLUSHED, 0)]);
+    assert_eq!(peer.node.received(), [(1, WcStatus::RemInvReqErr, 0)]);
     // Of another domain: a protection error, as in the vector but for the STag.
     let (mut peer, _) = with_receive(64);
     let other = peer.node.memory.domains().allocate().unwrap();
@@ -295,6 +295,7 @@ fn rdm_t_06_error_codes_become_statuses() {
         ("0102e000", WcStatus::RemAccessErr),
         ("0206c000", WcStatus::RemInvReqErr),
         ("0207c000", WcStatus::RemOpErr),
+        ("0209c000", WcStatus::RemAccessErr),
         ("1000c000", WcStatus::RemOpErr),
         ("1202c000", WcStatus::RemOpErr),
         ("1203c000", WcStatus::RemInvReqErr),
@@ -306,6 +307,10 @@ fn rdm_t_06_error_codes_become_statuses() {
             "{control}"
         );
     }
+    let mut atomic = first;
+    atomic[1] = 0x4a;
+    let of_an_atomic = outcomes_of(&terminate_of("0207c000", &atomic))[0].1;
+    assert_eq!(of_an_atomic, WcStatus::RemInvReqErr);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! the revocation, and the device does not read the memory again.
 
 use crate::host::Piece;
-use crate::memory::{Accessor, InvalidateBy, MemoryAccess, MemoryTable, Need};
+use crate::memory::{Accessor, Invalidable, InvalidateBy, MemoryAccess, MemoryTable, Need};
 use crate::rdmap::Attachment;
 use crate::stream::wrapper::Wrapper;
 use crate::stream::{Stream, StreamError};
@@ -82,7 +82,15 @@ fn rdm_r_09_a_source_revoked_under_a_slow_response() {
                     .unwrap(),
                 Unmapped => memory.revoke_over(source.base + 5, 1),
                 Invalidated => memory
-                    .invalidate(source.stag, peer.node.pd, 99, InvalidateBy::Local)
+                    .invalidate(
+                        source.stag,
+                        Accessor {
+                            pd: peer.node.pd,
+                            qid: 99,
+                        },
+                        InvalidateBy::Local,
+                        Invalidable::All,
+                    )
                     .unwrap(),
             }
             reuse(&source);

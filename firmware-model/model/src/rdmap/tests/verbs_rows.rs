@@ -453,6 +453,21 @@ fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
 }
 
 #[test]
+fn vrb_s_01_a_queue_pair_that_never_had_a_stream_takes_its_last_entry() {
+    let (_receives, queue) = Receives::new(6);
+    let (memory, pd) = table();
+    let shape = Shape {
+        shared: Some(Arc::new(SharedReceiveQueue::new(3, pd, 0, queue))),
+        ..Shape::default()
+    };
+    let mut node = Node::new(&shape, memory, pd, &Arc::default());
+    node.set_state(QpState::Err);
+    node.set_state(QpState::Err);
+    let last = |event: &&Event| event.kind == EventKind::LastWqe as u8;
+    assert_eq!(node.events.iter().filter(last).count(), 1);
+}
+
+#[test]
 fn vrb_s_01_the_limit_is_reported_once_for_each_arming() {
     let (mut receives, queue) = Receives::new(6);
     let (memory, pd) = table();

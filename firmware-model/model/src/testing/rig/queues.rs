@@ -2,6 +2,7 @@
 
 use super::host::{Anywhere, Block};
 use crate::host::Record;
+use crate::memory::Invalidable;
 use crate::queues::{CompletionQueue, ReceiveQueue, SharedReceiveQueue};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -146,6 +147,7 @@ pub(crate) struct Shape {
     pub(crate) access: Access,
     pub(crate) extensions: bool,
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
+    pub(crate) invalidable: Invalidable,
     /// Kind UC.
     pub(crate) unreliable: bool,
 }
@@ -160,6 +162,7 @@ impl Default for Shape {
             access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
             extensions: true,
             shared: None,
+            invalidable: Invalidable::All,
             unreliable: false,
         }
     }

@@ -406,7 +406,7 @@ impl Inbound {
         if header.by_udp.wrapping_sub(self.by_udp).cast_signed() > 0 {
             return Ok(None);
         }
-        let len = header.len as usize;
+        let len = usize::from(header.len);
         self.take_whole(place.get_mut(..len).ok_or(Gone)?)?;
         self.header = None;
         let destination = ip_of(&header.destination);
@@ -418,6 +418,7 @@ impl Inbound {
             len,
             source: SocketAddr::new(ip_of(&header.source), self.sender.port()),
             destination,
+            traffic_class: header.traffic_class,
         }))
     }
 }
@@ -475,7 +476,10 @@ impl Outbound {
             return Ok(false);
         }
         let header = Header {
-            len: bytes.len() as u32,
+            // No packet is longer than `PACKET_ROOM`.
+            len: bytes.len() as u16,
+            traffic_class: packet.traffic_class,
+            reserved: 0,
             by_udp: self.by_udp,
             source: octets_of(packet.source),
             destination: octets_of(packet.destination.ip()),
@@ -502,7 +506,9 @@ impl Outbound {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct Header {
-    len: u32,
+    len: u16,
+    traffic_class: u8,
+    reserved: u8,
     /// Datagrams that the sender sent by UDP before, since it offered the ring.
     by_udp: u32,
     source: [u8; 16],

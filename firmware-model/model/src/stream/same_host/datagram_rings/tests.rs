@@ -81,6 +81,7 @@ impl Link {
                     len: bytes.len(),
                     source: self.near.local,
                     destination: self.far.local.ip(),
+                    traffic_class: 0,
                 }]);
                 vec![bytes]
             }
