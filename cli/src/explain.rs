@@ -9,6 +9,7 @@ use urnic_wire::rdmap::TerminateError;
 
 use crate::answer::{Failure, width, wrapped};
 use errnos::ERRNOS;
+use urnic_sys::errno;
 
 /// A status, and when it occurs, or why it does not: as in `docs/reference/statuses.md`.
 struct Status {
@@ -144,29 +145,73 @@ fn folded(text: &str, width: usize) -> String {
     lines.map(|line| line + "\n").collect()
 }
 
+/// The meanings of one argument, a line each. A number may be a status of a completion, an error
+/// number, and a `vendor_err`: all that it can be are shown, the likeliest one first.
 fn of_one(asked: &str) -> Result<String, Failure> {
     let hex = asked.strip_prefix("0x").or_else(|| asked.strip_prefix("0X"));
     let number = match hex {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),
         None => asked.parse().ok(),
     };
-    let name = asked.to_ascii_uppercase();
-    let name = name.strip_prefix("IBV_WC_").unwrap_or(&name);
-    let status = match (number, hex) {
-        (Some(number), None) => STATUSES.iter().find(|status| status.number == number),
-        _ => STATUSES.iter().find(|status| status.name == name),
+    let negative = asked.strip_prefix('-').and_then(|number| number.parse().ok());
+    let lines = match (number, negative) {
+        (Some(number), _) => of_number(number, hex.is_some()),
+        // Functions of the kernel return error numbers as negative ones.
+        (None, Some(number)) => Vec::from_iter(of_errno(number)),
+        (None, None) => Vec::from_iter(of_name(asked)),
     };
-    if let Some((name, when)) = ERRNOS.iter().find(|(known, _)| *known == name) {
-        return Ok(format!("{name}: {}.\n", when.replace('`', "")));
-    }
-    match (status, number) {
-        (Some(status), _) => Ok(of_status(status)),
-        (None, Some(control)) => Ok(of_vendor_error(control)),
-        (None, None) => Err(Failure::usage(format!(
+    match lines.is_empty() {
+        false => Ok(lines.concat()),
+        true => Err(Failure::usage(format!(
             "{asked:?} is no status (0 to 23, or a name as IBV_WC_REM_ACCESS_ERR), no vendor_err (a number \
-             as 0x1100c000), and no error number that verbs return (a name as EINVAL)"
+             as 0x1100c000), and no error number (a name as EINVAL, a number as 22 or -22)"
         ))),
     }
+}
+
+fn of_name(name: &str) -> Option<String> {
+    let name = name.to_ascii_uppercase();
+    let status = name.strip_prefix("IBV_WC_").unwrap_or(&name);
+    let status = STATUSES.iter().find(|known| known.name == status);
+    status.map(of_status).or_else(|| of_errno(errno::number(&name)?))
+}
+
+fn of_number(number: u32, hex: bool) -> Vec<String> {
+    let status = STATUSES.iter().find(|status| status.number == number);
+    let as_errno = i32::try_from(number)
+        .ok()
+        .filter(|_| !hex || number > 23)
+        .and_then(of_errno);
+    let is_known = |(name, _): &(&str, &str)| i32::try_from(number).ok() == errno::number(name);
+    match (status, as_errno) {
+        // What programs mostly ask about comes first: not a status that this device never has.
+        (Some(status), Some(of_errno)) if ERRNOS.iter().any(is_known) => {
+            let mut lines = vec![of_status(status), of_errno];
+            if !status.occurs {
+                lines.reverse();
+            }
+            lines
+        }
+        (Some(status), _) if number == 0 => vec![of_status(status), of_vendor_error(0)],
+        (Some(status), _) => vec![of_status(status)],
+        (None, Some(of_errno)) => vec![of_errno],
+        // The layer, error type and code alone, as logs and captures show them.
+        (None, None) if (0x100..=0xffff).contains(&number) => vec![of_vendor_error(number << 16)],
+        (None, None) => vec![of_vendor_error(number)],
+    }
+}
+
+/// An error number, and where verbs and librdmacm return it.
+fn of_errno(number: i32) -> Option<String> {
+    let name = errno::name(number)?;
+    let text = std::io::Error::from_raw_os_error(number).to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let when = ERRNOS.iter().find(|(known, _)| *known == name);
+    let when = when.map_or("the verbs of this device do not return it", |(_, when)| when);
+    Some(format!(
+        "{name} (errno {number}, {text}): {}.\n",
+        when.replace('`', "")
+    ))
 }
 
 fn of_status(status: &Status) -> String {
@@ -282,9 +327,56 @@ mod tests {
         assert_eq!(of("285261824"), write, "as perftest prints it");
         assert!(of("0x0").contains("local"));
         assert!(of("0xffffffff").contains("no error that an RFC defines"));
-        assert!(of("enomem").starts_with("ENOMEM: posting: the queue is full"));
-        for wrong in ["", "EINVALID", "0x", "-1", "4294967296", "1.5"] {
+        for wrong in ["", "EINVALID", "0x", "-0", "-134", "4294967296", "1.5"] {
             assert!(of_one(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn error_numbers_are_no_vendor_errors() {
+        let of = |what| of_one(what).unwrap();
+        let memory = "ENOMEM (errno 12, Cannot allocate memory): posting: the queue is full";
+        for what in ["enomem", "ENOMEM", "-12"] {
+            assert!(of(what).starts_with(memory), "{}", of(what));
+        }
+        for what in ["71", "-71", "EPROTO"] {
+            assert!(
+                of(what).starts_with("EPROTO (errno 71, Protocol error): the peer"),
+                "{}",
+                of(what)
+            );
+        }
+        assert!(of("EXDEV").contains("do not return it"));
+    }
+
+    #[test]
+    fn a_number_with_two_meanings_has_two_lines() {
+        let lines = |what| {
+            let text = of_one(what).unwrap();
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let both = lines("12");
+        assert!(
+            both[0].starts_with("12 IBV_WC_RETRY_EXC_ERR: ") && both[1].starts_with("ENOMEM "),
+            "{both:?}"
+        );
+        let both = lines("22");
+        assert!(
+            both[0].starts_with("EINVAL ") && both[1].starts_with("22 IBV_WC_TM_ERR does not"),
+            "{both:?}"
+        );
+        let both = lines("0");
+        assert!(
+            both[0].starts_with("0 IBV_WC_SUCCESS") && both[1].starts_with("vendor_err 0: "),
+            "{both:?}"
+        );
+        assert_eq!(lines("0xc").len(), 1, "no error number in hexadecimal");
+    }
+
+    #[test]
+    fn layer_type_and_code_alone_are_a_vendor_error() {
+        let short = of_one("0x1202").unwrap();
+        assert!(short.contains("layer 1, DDP; error type 2; code 0x02"), "{short}");
+        assert_eq!(of_one("4610").unwrap(), short);
     }
 }

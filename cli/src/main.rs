@@ -206,8 +206,12 @@ enum Command {
     },
     /// Explain statuses of completions, vendor_err, and error numbers
     Explain {
-        /// A status (10, REM_ACCESS_ERR), a vendor_err (0x1100c000), or an error number (EINVAL)
-        #[arg(required = true, value_name = "STATUS|VENDOR_ERR|ERRNO")]
+        /// A status (10, REM_ACCESS_ERR), a vendor_err (0x1100c000), an error number (EINVAL, -22)
+        #[arg(
+            required = true,
+            allow_negative_numbers = true,
+            value_name = "STATUS|VENDOR_ERR|ERRNO"
+        )]
         what: Vec<String>,
     },
 }

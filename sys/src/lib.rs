@@ -6,6 +6,7 @@
 //! those for signal masks, are the C library's.
 
 pub mod descriptors;
+pub mod errno;
 pub mod loader;
 mod pages;
 mod plain;

@@ -246,10 +246,34 @@ impl CommandQueue {
             );
             return Err(Errno::IO);
         }
-        errno(done.status.get()).map_or(Ok(done), |errno| {
-            tracing::debug!("command {:?}: {errno}", Opcode::from_raw(command.opcode.get()));
-            Err(errno)
-        })
+        let Some(errno) = errno(done.status.get()) else {
+            return Ok(done);
+        };
+        note_refused(command.opcode.get(), &done);
+        Err(errno)
+    }
+}
+
+/// Logs the status of a refused command, and the argument if the device names it. The driver checks
+/// the verbs' arguments before it sends a command, so an invalid argument is a fault of the driver
+/// or the device, and a warning.
+fn note_refused(opcode: u16, done: &Completion) {
+    let Some(opcode) = Opcode::from_raw(opcode) else {
+        return;
+    };
+    let status = done.status.get();
+    let reason = match Status::from_raw(status) {
+        Some(status) => format!("{status:?}"),
+        None => format!("status {status}"),
+    };
+    let argument = match done.argument_of(opcode) {
+        Some(name) => format!(", argument {name}"),
+        None => String::new(),
+    };
+    let line = format!("the device refused the command {opcode:?}: {reason}{argument}");
+    match status == Status::InvalidArgument as u16 {
+        true => tracing::warn!("{line}"),
+        false => tracing::debug!("{line}"),
     }
 }
 

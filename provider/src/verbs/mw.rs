@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use rustix::io::Errno;
+use urnic_driver::{Reason, Refusal};
 use urnic_rdma_core::*;
 
 use super::faulted;
@@ -27,7 +28,7 @@ pub(super) struct Mw {
 objects! { Mw: ibv_mw; }
 
 /// `ibv_alloc_mw(3)`.
-pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Errno> {
+pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Refusal> {
     let context = pd.context();
     faulted::call(context.driver, "alloc_mw")?;
     let domain = pd.admit_to_domain()?;
@@ -46,9 +47,9 @@ pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Errno> {
 }
 
 /// `ibv_dealloc_mw(3)`: also unbinds a bound window. ENOENT for a handle that the program changed.
-pub(super) fn dealloc_mw(mw: ToFree<Mw>) -> Result<(), Errno> {
+pub(super) fn dealloc_mw(mw: ToFree<Mw>) -> Result<(), Refusal> {
     if mw.abi.handle() != mw.stag {
-        return Err(Errno::NOENT);
+        return Err(Reason::ChangedHandle.with(Errno::NOENT));
     }
     mw.domain.driver.dealloc_mw(mw.stag)?;
     mw.free();

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use urnic_sync::Mutex;
 
 use rustix::io::Errno;
-use urnic_driver::RingPlacement;
+use urnic_driver::{Reason, Refusal, RingPlacement};
 use urnic_rdma_core::*;
 
 use super::faulted;
@@ -62,9 +62,9 @@ impl Pd {
     ///
     /// Errors: INVAL for a handle that the program changed, NOENT if another context freed the
     /// domain.
-    pub(super) fn domain(&self) -> Result<&Arc<Domain>, Errno> {
+    pub(super) fn domain(&self) -> Result<&Arc<Domain>, Refusal> {
         if !self.has_own_handle() {
-            return Err(Errno::INVAL);
+            return Err(Reason::ChangedHandle.invalid());
         }
         if let Some(file) = self.file() {
             file.domains.check(self.domain.device.id, &self.domain)?;
@@ -111,7 +111,7 @@ impl Pd {
     /// Admits a queue.
     ///
     /// Errors: those of [`Pd::domain`].
-    pub(super) fn admit(&self) -> Result<DomainMembership, Errno> {
+    pub(super) fn admit(&self) -> Result<DomainMembership, Refusal> {
         self.admitted(&self.members)
     }
 
@@ -119,11 +119,11 @@ impl Pd {
     /// a region, a memory window or an address handle.
     ///
     /// Errors: those of [`Pd::domain`].
-    pub(super) fn admit_to_domain(&self) -> Result<DomainMembership, Errno> {
+    pub(super) fn admit_to_domain(&self) -> Result<DomainMembership, Refusal> {
         self.admitted(&self.domain.members)
     }
 
-    fn admitted(&self, members: &Arc<AtomicU32>) -> Result<DomainMembership, Errno> {
+    fn admitted(&self, members: &Arc<AtomicU32>) -> Result<DomainMembership, Refusal> {
         let membership = DomainMembership::new(members, &self.domain);
         self.domain()?;
         Ok(membership)
@@ -131,7 +131,7 @@ impl Pd {
 }
 
 /// `ibv_alloc_pd(3)`.
-pub(super) fn alloc_pd(context: OpenContext) -> Result<Box<Pd>, Errno> {
+pub(super) fn alloc_pd(context: OpenContext) -> Result<Box<Pd>, Refusal> {
     faulted::call(context.driver, "alloc_pd")?;
     let domain = Arc::new(Domain::alloc(context.driver)?);
     let file = context.file();
@@ -165,19 +165,21 @@ pub(super) fn unimport_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
 pub(super) fn alloc_parent_domain(
     context: OpenContext,
     attr: Given<'_, ibv_parent_domain_init_attr>,
-) -> Result<Box<Pd>, Errno> {
+) -> Result<Box<Pd>, Refusal> {
     const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
     let has = |bit: u32| attr.comp_mask & bit != 0;
-    let pd = attr
-        .pd()
-        .filter(|_| attr.comp_mask & !KNOWN == 0)
-        .ok_or(Errno::INVAL)?;
+    let unknown = attr.comp_mask & !KNOWN;
+    if unknown != 0 {
+        let (argument, bits) = ("comp_mask", unknown.into());
+        return Err(Reason::Bits { argument, bits }.invalid());
+    }
+    let pd = attr.pd().ok_or(Reason::Null("pd").invalid())?;
     let allocator = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
         let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
-            return Err(Errno::INVAL);
+            return Err(Reason::Null("alloc or free").invalid());
         };
         if !pd.domain()?.driver.takes_rings() {
-            return Err(Errno::OPNOTSUPP);
+            return Err(Errno::OPNOTSUPP.into());
         }
         let given = has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
         let context = if given {
@@ -209,9 +211,9 @@ pub(super) fn alloc_parent_domain(
 /// `ibv_dealloc_pd(3)`: EBUSY while an object is in the domain, or while it has a parent domain,
 /// except regions that [may be left](Domain::may_leave_regions): then the domain ends with the last
 /// of them. ENOENT if another context freed it.
-pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
+pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Refusal> {
     if !pd.has_own_handle() {
-        return Err(Errno::NOENT);
+        return Err(Reason::ChangedHandle.with(Errno::NOENT));
     }
     let domain = &pd.domain;
     let regions = || match (&pd.parent_of, pd.file()) {
@@ -220,7 +222,9 @@ pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
     };
     let is_empty = || pd.members.load(Ordering::Relaxed) == regions();
     if !is_empty() {
-        return Err(Errno::BUSY);
+        return Err(
+            Reason::UsedBy("regions, windows, address handles, queues or parent domains").with(Errno::BUSY),
+        );
     }
     if pd.parent_of.is_none() {
         if let Some(file) = pd.file() {
@@ -238,9 +242,10 @@ pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
 }
 
 /// `ibv_alloc_td(3)`: the queues always lock, so the provider does not use the program's promise.
-pub(super) fn alloc_td(context: OpenContext, attr: &ibv_td_init_attr) -> Result<Box<ibv_td>, Errno> {
+pub(super) fn alloc_td(context: OpenContext, attr: &ibv_td_init_attr) -> Result<Box<ibv_td>, Refusal> {
     if attr.comp_mask != 0 {
-        return Err(Errno::INVAL);
+        let (argument, bits) = ("comp_mask", attr.comp_mask.into());
+        return Err(Reason::Bits { argument, bits }.invalid());
     }
     Ok(Box::new(ibv_td {
         context: context.public(),
@@ -342,7 +347,7 @@ impl Rings {
     /// otherwise the new ones are freed.
     ///
     /// Errors: the errors of `change`.
-    pub(super) fn replaced<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    pub(super) fn replaced<T, E>(&self, change: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let _alone = self.changing.lock();
         let before = self.with_pieces(|pieces| pieces.len());
         let changed = change();

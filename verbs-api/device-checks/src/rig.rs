@@ -284,12 +284,21 @@ impl Rig {
 
     /// Executes a command that must be refused with this status.
     pub(crate) fn refuses(&self, command: Command, expected: Status) -> Outcome {
-        let status = self.execute(command)?.status.get();
+        let done = self.execute(command)?;
+        let status = done.status.get();
         ensure!(
             status == expected as u16,
             "{} ended with {}, not {expected:?}",
             opcode_name(&command),
             status_name(status)
+        );
+        let known = Opcode::from_raw(command.opcode.get());
+        let fields = known.map(Opcode::arguments).unwrap_or_default();
+        let argument = done.argument.get() as usize;
+        ensure!(
+            argument == 0 || fields.iter().any(|(_, at)| at + 1 == argument),
+            "{} was refused for an argument at {argument}, which it does not have",
+            opcode_name(&command)
         );
         Ok(())
     }

@@ -10,6 +10,7 @@
 //! Arguments are typed structures at the start of `payload`; longer data goes through the buffers
 //! `input` and `output`.
 
+use crate::layouts::layouts;
 use crate::vocabulary::numbered;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -176,23 +177,15 @@ pub struct Completion {
     pub tag: U16,
     /// [`Status`].
     pub status: U16,
-    reserved: U32,
+    /// Of a refused command: 1 + the offset, in the command's payload, of the argument at fault;
+    /// 0 = the device does not say.
+    pub argument: U32,
     /// Results.
     pub payload: [u8; RESULT_LEN],
     reserved2: U32,
     /// Phase, bit 0.
     pub phase: U32,
 }
-
-macro_rules! layouts {
-    ($($(#[$m:meta])* $name:ident { $($(#[$fm:meta])* $f:ident: $t:ty,)* })*) => { $(
-        $(#[$m])*
-        #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-        #[repr(C)]
-        pub struct $name { $($(#[$fm])* pub $f: $t,)* }
-    )* };
-}
-pub(crate) use layouts;
 
 layouts! {
     /// Nothing.

@@ -22,6 +22,7 @@ pub mod counter;
 pub mod cqe;
 pub mod doorbell;
 pub mod event;
+mod layouts;
 pub mod record;
 pub mod registers;
 pub mod stream;

@@ -6,7 +6,7 @@
 //! negotiated parameters, and the device frames, checks, places and completes on its own: the split
 //! of RFC 6581 §4.4.3.
 
-use super::command::layouts;
+use crate::layouts::layouts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

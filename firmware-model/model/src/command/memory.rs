@@ -1,10 +1,10 @@
 //! Commands on protection domains, regions and windows.
 
 use super::Job;
-use super::answer::{Answer, done, handle};
+use super::answer::{Answer, Check as _, Refused, argument, done, handle};
 use crate::memory::{Backing, Registration, Remote, TableError};
 use std::sync::Arc;
-use urnic_device::command::{CreateMr, CreateMw, ModifyMr, NULL_REGION, Status, reregister};
+use urnic_device::command::{CreateMr, CreateMw, Handle, ModifyMr, NULL_REGION, Status, reregister};
 use urnic_device::vocabulary::Access;
 
 /// log2 of the page sizes that a page list may have.
@@ -18,6 +18,12 @@ impl From<TableError> for Status {
             TableError::Bound => Status::Busy,
             TableError::Wrap => Status::InvalidArgument,
         }
+    }
+}
+
+impl From<TableError> for Refused {
+    fn from(error: TableError) -> Refused {
+        Status::from(error).into()
     }
 }
 
@@ -39,8 +45,8 @@ impl Job<'_> {
 
     pub(super) fn free_pd(&self) -> Answer {
         match self.core.memory.domains().free(self.handle()) {
-            None => Err(Status::InvalidHandle),
-            Some(false) => Err(Status::Busy),
+            None => None.of(argument!(Handle.id)),
+            Some(false) => Err(Status::Busy.into()),
             Some(true) => done(),
         }
     }
@@ -51,7 +57,7 @@ impl Job<'_> {
             pd: arguments.pd.get(),
             base: arguments.base.get(),
             len: arguments.len.get(),
-            access: access(arguments.access.get())?,
+            access: access(arguments.access.get()).of(argument!(CreateMr.access))?,
             backing: self.backing(&arguments)?,
         };
         handle(self.core.memory.register(registration)?)
@@ -66,15 +72,15 @@ impl Job<'_> {
         let arguments: ModifyMr = self.arguments();
         let (requested, new) = (arguments.what.get(), &arguments.new);
         let has = |bit| requested & bit != 0;
-        if requested & !(reregister::TRANSLATION | reregister::PD | reregister::ACCESS) != 0 {
-            return Err(Status::InvalidArgument);
-        }
+        let known = reregister::TRANSLATION | reregister::PD | reregister::ACCESS;
+        (requested & !known == 0).of(argument!(ModifyMr.what))?;
         let backing = has(reregister::TRANSLATION)
             .then(|| self.backing(new))
             .transpose()?;
         let access = has(reregister::ACCESS)
             .then(|| access(new.access.get()))
-            .transpose()?;
+            .transpose()
+            .of(argument!(ModifyMr.new))?;
         self.core
             .memory
             .reregister(arguments.stag.get(), |registration| {
@@ -98,7 +104,7 @@ impl Job<'_> {
         let exclusive = match arguments.kind.get() {
             1 => false,
             2 => true,
-            _ => return Err(Status::InvalidArgument),
+            _ => return Err(Status::InvalidArgument).of(argument!(CreateMw.kind)),
         };
         handle(self.core.memory.create_window(arguments.pd.get(), exclusive)?)
     }

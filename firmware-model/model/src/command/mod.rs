@@ -11,7 +11,7 @@ use crate::counters::Counter;
 use crate::events::Effects;
 use crate::host::Mapping;
 use crate::runtime::{CommandQueue, Core};
-use answer::{Answer, count, done};
+use answer::{Answer, Check as _, Refused, argument, count, done};
 use std::sync::atomic::Ordering;
 use urnic_device::command::{
     COMMAND_LEN, COMPLETION_LEN, Command, Completion, Handle, Nothing, Opcode, Status, features,
@@ -39,10 +39,13 @@ pub(crate) fn execute_next(core: &Core, queue: &mut CommandQueue, effects: &mut 
         effects,
     }
     .run()
-    .unwrap_or_else(|status| {
+    .unwrap_or_else(|Refused { status, argument }| {
+        let mut completion = Completion::new(0, status, &Nothing {});
+        completion.argument = argument.into();
         let opcode = Opcode::from_raw(command.opcode.get());
-        tracing::debug!(?opcode, ?status, "command refused");
-        Completion::new(0, status, &Nothing {})
+        let argument = opcode.and_then(|opcode| completion.argument_of(opcode));
+        tracing::debug!(?opcode, ?status, argument, "command refused");
+        completion
     });
     completion.tag = tag;
     let phase = offset_of_phase();
@@ -188,7 +191,7 @@ impl Job<'_> {
                 sums[Counter::Polls as usize] += u64::from(self.core.schedule.polls());
             }
             qid => {
-                let qp = self.core.qps.find(qid).ok_or(Status::InvalidHandle)?;
+                let qp = self.core.qps.find(qid).of(argument!(Handle.id))?;
                 qp.sum_counters_into(&mut sums, self.effects);
             }
         }

@@ -2,7 +2,7 @@
 //! pairs.
 
 use super::Job;
-use super::answer::{Answer, count, done, handle, ok};
+use super::answer::{Answer, Check as _, Refused, argument, count, done, handle, ok};
 use crate::datagram::DatagramParams;
 use crate::events::{Effects, EventQueue};
 use crate::host::Record;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use urnic_device::command::{
-    CreateCq, CreateEq, CreateQp, CreateSrq, ModerateCq, ModifyQp, ModifySrq, QueueHandle, ResizeCq, Status,
-    cq, create_qp,
+    CreateCq, CreateEq, CreateQp, CreateSrq, Handle, ModerateCq, ModifyQp, ModifySrq, QueueHandle, ResizeCq,
+    Status, cq, create_qp,
 };
 use urnic_device::cqe::CQE_LEN;
 use urnic_device::event::EVENT_LEN;
@@ -64,6 +64,24 @@ fn queue_handle(id: u32, doorbell: u32) -> Answer {
     })
 }
 
+/// The argument of a receive queue that is refused.
+enum ReceivePart {
+    Size,
+    Stride,
+    Ring,
+}
+
+impl ReceivePart {
+    /// The position of this argument, of those of the queue's ring, size and stride.
+    fn of(&self, ring: u32, size: u32, stride: u32) -> u32 {
+        match self {
+            ReceivePart::Ring => ring,
+            ReceivePart::Size => size,
+            ReceivePart::Stride => stride,
+        }
+    }
+}
+
 /// Destroys all of them, for a reset.
 pub(super) fn destroy_all(core: &Core) {
     for qp in core.qps.drain() {
@@ -93,9 +111,9 @@ impl Job<'_> {
     }
 
     pub(super) fn free_uar(&self) -> Answer {
-        let page = self.core.uars.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        let page = self.core.uars.find(self.handle()).of(argument!(Handle.id))?;
         if uses(&page.users) > 0 {
-            return Err(Status::Busy);
+            return Err(Status::Busy.into());
         }
         self.core.uars.remove(page.id);
         done()
@@ -104,12 +122,12 @@ impl Job<'_> {
     pub(super) fn create_eq(&self) -> Answer {
         let arguments: CreateEq = self.arguments();
         let (vector, log_size) = (arguments.vector.get(), arguments.log_size.get());
-        check_size(log_size, 1 << MAX_LOG_EVENTS)?;
-        if vector >= self.core.config.vectors && vector != NO_VECTOR {
-            return Err(Status::InvalidArgument);
-        }
-        let ring = self.map(arguments.ring.get(), EVENT_LEN << log_size, RING_ALIGN)?;
-        let record = Record::new(&*self.core.host, arguments.record.get()).ok_or(Status::DmaFault)?;
+        check_size(log_size, 1 << MAX_LOG_EVENTS).of(argument!(CreateEq.log_size))?;
+        (vector < self.core.config.vectors || vector == NO_VECTOR).of(argument!(CreateEq.vector))?;
+        let ring = self.map(arguments.ring.get(), EVENT_LEN << log_size, RING_ALIGN);
+        let ring = ring.of(argument!(CreateEq.ring))?;
+        let record = Record::new(&*self.core.host, arguments.record.get());
+        let record = record.ok_or(Status::DmaFault).of(argument!(CreateEq.record))?;
         let mut queues = self.core.event_queues();
         let id = (0..self.core.config.limits.eqs)
             .find(|id| !queues.contains_key(id))
@@ -124,9 +142,9 @@ impl Job<'_> {
 
     pub(super) fn destroy_eq(&self) -> Answer {
         let mut queues = self.core.event_queues();
-        let queue = queues.get(&self.handle()).ok_or(Status::InvalidHandle)?;
+        let queue = queues.get(&self.handle()).of(argument!(Handle.id))?;
         if uses(&queue.users) > 0 {
-            return Err(Status::Busy);
+            return Err(Status::Busy.into());
         }
         if queue.id == 0 {
             self.core.async_events.store(None);
@@ -141,8 +159,8 @@ impl Job<'_> {
         self.room_for_events()?;
         let arguments: CreateCq = self.arguments();
         let log_size = arguments.log_size.get();
-        check_size(log_size, self.core.config.limits.cqes)?;
-        let page = self.core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
+        check_size(log_size, self.core.config.limits.cqes).of(argument!(CreateCq.log_size))?;
+        let page = self.core.page(arguments.uar.get()).of(argument!(CreateCq.uar))?;
         let events = match arguments.eq.get() {
             0 => None,
             id => Some(
@@ -150,17 +168,19 @@ impl Job<'_> {
                     .event_queues()
                     .get(&id)
                     .cloned()
-                    .ok_or(Status::InvalidHandle)?,
+                    .of(argument!(CreateCq.eq))?,
             ),
         };
         if events
             .as_ref()
             .is_some_and(|queue| !self.core.has_room_for_events(queue))
         {
-            return Err(Status::NoResources);
+            return Err(Status::NoResources.into());
         }
-        let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN)?;
-        let record = Record::new(&*self.core.host, arguments.record.get()).ok_or(Status::DmaFault)?;
+        let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN);
+        let ring = ring.of(argument!(CreateCq.ring))?;
+        let record = Record::new(&*self.core.host, arguments.record.get());
+        let record = record.ok_or(Status::DmaFault).of(argument!(CreateCq.record))?;
         let cq = self.core.cqs.insert_with(Status::NoResources, |id| {
             Ok(CompletionQueue::new(
                 id,
@@ -179,9 +199,9 @@ impl Job<'_> {
     }
 
     pub(super) fn destroy_cq(&self) -> Answer {
-        let cq = self.core.cqs.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        let cq = self.core.cqs.find(self.handle()).of(argument!(Handle.id))?;
         if cq.is_used() {
-            return Err(Status::Busy);
+            return Err(Status::Busy.into());
         }
         self.core.cqs.remove(cq.id);
         cq.close();
@@ -195,28 +215,28 @@ impl Job<'_> {
     pub(super) fn resize_cq(&mut self) -> Answer {
         let arguments: ResizeCq = self.arguments();
         let log_size = arguments.log_size.get();
-        check_size(log_size, self.core.config.limits.cqes)?;
-        let cq = self
-            .core
-            .cqs
-            .find(arguments.cq.get())
-            .ok_or(Status::InvalidHandle)?;
-        let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN)?;
+        check_size(log_size, self.core.config.limits.cqes).of(argument!(ResizeCq.log_size))?;
+        let cq = self.core.cqs.find(arguments.cq.get());
+        let cq = cq.of(argument!(ResizeCq.cq))?;
+        let ring = self.map(arguments.ring.get(), CQE_LEN << log_size, RING_ALIGN);
+        let ring = ring.of(argument!(ResizeCq.ring))?;
         // Completions of what was posted before count: they might not find room in a smaller ring.
         for qp in cq.pairs().into_iter().filter_map(|qid| self.core.qps.find(qid)) {
             qp.catch_up(self.core, self.effects);
         }
-        let carried = cq.resize(ring, log_size).ok_or(Status::InvalidArgument)?;
+        let carried = cq.resize(ring, log_size).ok_or(Status::InvalidArgument);
+        let carried = carried.of(argument!(ResizeCq.log_size))?;
         count(carried as usize)
     }
 
     pub(super) fn moderate_cq(&mut self) -> Answer {
         let arguments: ModerateCq = self.arguments();
         let most = |value: u32| u16::try_from(value).map_err(|_| Status::InvalidArgument);
-        let (count, period) = (most(arguments.count.get())?, most(arguments.period.get())?);
+        let count = most(arguments.count.get()).of(argument!(ModerateCq.count))?;
+        let period = most(arguments.period.get()).of(argument!(ModerateCq.period))?;
         let cq = self.core.cqs.find(arguments.cq.get());
         let period = Duration::from_micros(period.into());
-        cq.ok_or(Status::InvalidHandle)?
+        cq.of(argument!(ModerateCq.cq))?
             .moderate(count.into(), period, self.effects);
         done()
     }
@@ -228,12 +248,14 @@ impl Job<'_> {
         record: Arc<Record<QueueRecord>>,
         log_size: u32,
         log_stride: u32,
-    ) -> Result<ReceiveQueue, Status> {
-        check_size(log_size, self.core.config.limits.work_requests)?;
+    ) -> Result<ReceiveQueue, (Status, ReceivePart)> {
+        let size = check_size(log_size, self.core.config.limits.work_requests);
+        size.map_err(|status| (status, ReceivePart::Size))?;
         if !LOG_STRIDE.contains(&log_stride) {
-            return Err(Status::InvalidArgument);
+            return Err((Status::InvalidArgument, ReceivePart::Stride));
         }
-        let ring = self.map(ring, 1 << (log_size + log_stride), 16)?;
+        let ring = self.map(ring, 1 << (log_size + log_stride), 16);
+        let ring = ring.map_err(|status| (status, ReceivePart::Ring))?;
         Ok(ReceiveQueue::new(ring, record, log_size, log_stride))
     }
 
@@ -245,17 +267,22 @@ impl Job<'_> {
     pub(super) fn create_srq(&self) -> Answer {
         let arguments: CreateSrq = self.arguments();
         let pd = arguments.pd.get();
-        let page = self.core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
+        let page = self.core.page(arguments.uar.get()).of(argument!(CreateSrq.uar))?;
+        let record = self.queue_record(arguments.record.get());
         let queue = self.receive_queue(
             arguments.ring.get(),
-            self.queue_record(arguments.record.get())?,
+            record.of(argument!(CreateSrq.record))?,
             arguments.log_size.get(),
             arguments.log_stride.get(),
-        )?;
+        );
+        let queue = queue.map_err(|(status, part)| {
+            let (ring, size) = (argument!(CreateSrq.ring), argument!(CreateSrq.log_size));
+            let argument = part.of(ring, size, argument!(CreateSrq.log_stride));
+            Refused { status, argument }
+        })?;
         let domains = self.core.memory.domains();
-        if !domains.enter(pd, DomainUse::SharedReceiveQueue) {
-            return Err(Status::InvalidHandle);
-        }
+        let domain = domains.enter(pd, DomainUse::SharedReceiveQueue).then_some(());
+        domain.of(argument!(CreateSrq.pd))?;
         let made = self.core.srqs.insert_with(Status::NoResources, |id| {
             Ok(SharedReceiveQueue::new(id, pd, page.id, queue))
         });
@@ -268,19 +295,16 @@ impl Job<'_> {
         if arguments.limit.get() > 0 {
             self.room_for_events()?;
         }
-        let srq = self
-            .core
-            .srqs
-            .find(arguments.srq.get())
-            .ok_or(Status::InvalidHandle)?;
+        let srq = self.core.srqs.find(arguments.srq.get());
+        let srq = srq.of(argument!(ModifySrq.srq))?;
         srq.arm_limit(arguments.limit.get(), self.effects);
         done()
     }
 
     pub(super) fn destroy_srq(&self) -> Answer {
-        let srq = self.core.srqs.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        let srq = self.core.srqs.find(self.handle()).of(argument!(Handle.id))?;
         if uses(&srq.users) > 0 {
-            return Err(Status::Busy);
+            return Err(Status::Busy.into());
         }
         self.core.srqs.remove(srq.id);
         let domains = self.core.memory.domains();
@@ -292,22 +316,24 @@ impl Job<'_> {
     pub(super) fn create_qp(&self) -> Answer {
         let arguments: CreateQp = self.arguments();
         let core = self.core;
-        let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument)?;
-        let (invalidable, blocks_own_multicast) = parse_rules(arguments.rules.get())?;
+        let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument);
+        let kind = kind.of(argument!(CreateQp.kind))?;
+        let rules = parse_rules(arguments.rules.get());
+        let (invalidable, blocks_own_multicast) = rules.of(argument!(CreateQp.rules))?;
         let pd = arguments.pd.get();
-        let page = core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
-        let find_cq = |id| core.cqs.find(id).ok_or(Status::InvalidHandle);
-        let send_cq = find_cq(arguments.send_cq.get())?.clone();
-        let recv_cq = find_cq(arguments.recv_cq.get())?.clone();
+        let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
+        let send_cq = core.cqs.find(arguments.send_cq.get());
+        let send_cq = send_cq.of(argument!(CreateQp.send_cq))?.clone();
+        let recv_cq = core.cqs.find(arguments.recv_cq.get());
+        let recv_cq = recv_cq.of(argument!(CreateQp.recv_cq))?.clone();
         let srq = match arguments.srq.get() {
             0 => None,
-            id => Some(core.srqs.find(id).ok_or(Status::InvalidHandle)?.clone()),
+            id => Some(core.srqs.find(id).of(argument!(CreateQp.srq))?.clone()),
         };
         let (sq, rq) = self.work_queues(&arguments, srq.as_ref())?;
         let domains = core.memory.domains();
-        if !domains.enter(pd, DomainUse::QueuePair) {
-            return Err(Status::InvalidHandle);
-        }
+        let domain = domains.enter(pd, DomainUse::QueuePair).then_some(());
+        domain.of(argument!(CreateQp.pd))?;
         let made = core.qps.insert_with(Status::NoResources, |qid| {
             let label = arguments.label.get();
             let identity = Identity {
@@ -355,7 +381,7 @@ impl Job<'_> {
         if let Err(status) = qp.watch_ports(core) {
             core.qps.remove(qp.id);
             domains.leave(pd, DomainUse::QueuePair);
-            return Err(status);
+            return Err(status.into());
         }
         qp.send_cq.enter(qp.id);
         qp.recv_cq.enter(qp.id);
@@ -370,7 +396,7 @@ impl Job<'_> {
         &self,
         arguments: &CreateQp,
         srq: Option<&Arc<SharedReceiveQueue>>,
-    ) -> Result<(SendQueue, ReceiveSource), Status> {
+    ) -> Result<(SendQueue, ReceiveSource), Refused> {
         let sq_log_size = arguments.sq_log_size.get();
         let blocks = self
             .core
@@ -378,18 +404,27 @@ impl Job<'_> {
             .limits
             .work_requests
             .saturating_mul(MAX_BLOCKS as u32);
-        check_size(sq_log_size, blocks)?;
-        let record = self.queue_record(arguments.record.get())?;
-        let ring = self.map(arguments.sq_ring.get(), BLOCK_LEN << sq_log_size, RING_ALIGN)?;
+        check_size(sq_log_size, blocks).of(argument!(CreateQp.sq_log_size))?;
+        let record = self.queue_record(arguments.record.get());
+        let record = record.of(argument!(CreateQp.record))?;
+        let ring = self.map(arguments.sq_ring.get(), BLOCK_LEN << sq_log_size, RING_ALIGN);
+        let ring = ring.of(argument!(CreateQp.sq_ring))?;
         let sq = SendQueue::new(ring, record.clone(), sq_log_size);
         let rq = match srq {
             Some(srq) => ReceiveSource::Shared(srq.clone()),
-            None => ReceiveSource::Own(self.receive_queue(
-                arguments.rq_ring.get(),
-                record,
-                arguments.rq_log_size.get(),
-                arguments.rq_log_stride.get(),
-            )?),
+            None => {
+                let queue = self.receive_queue(
+                    arguments.rq_ring.get(),
+                    record,
+                    arguments.rq_log_size.get(),
+                    arguments.rq_log_stride.get(),
+                );
+                ReceiveSource::Own(queue.map_err(|(status, part)| {
+                    let (ring, size) = (argument!(CreateQp.rq_ring), argument!(CreateQp.rq_log_size));
+                    let argument = part.of(ring, size, argument!(CreateQp.rq_log_stride));
+                    Refused { status, argument }
+                })?)
+            }
         };
         Ok((sq, rq))
     }
@@ -402,20 +437,22 @@ impl Job<'_> {
         if !matches!(change.state, Some(QpState::Err | QpState::Reset)) {
             self.room_for_events()?;
         }
-        if change.ird.is_some_and(|n| n > limits.ird) || change.ord.is_some_and(|n| n > limits.ord) {
-            return Err(Status::InvalidArgument);
-        }
-        let qp = self
-            .core
-            .qps
-            .find(arguments.qp.get())
-            .ok_or(Status::InvalidHandle)?;
+        change
+            .ird
+            .is_none_or(|n| n <= limits.ird)
+            .of(argument!(ModifyQp.ird))?;
+        change
+            .ord
+            .is_none_or(|n| n <= limits.ord)
+            .of(argument!(ModifyQp.ord))?;
+        let qp = self.core.qps.find(arguments.qp.get());
+        let qp = qp.of(argument!(ModifyQp.qp))?;
         qp.modify(self.core, change, self.effects)?;
         done()
     }
 
     pub(super) fn query_qp(&mut self) -> Answer {
-        let qp = self.core.qps.find(self.handle()).ok_or(Status::InvalidHandle)?;
+        let qp = self.core.qps.find(self.handle()).of(argument!(Handle.id))?;
         let (status, ends) = qp.status(self.effects)?;
         if self.command.output_len.get() > 0 {
             self.write_output(
@@ -430,7 +467,7 @@ impl Job<'_> {
     }
 
     pub(super) fn destroy_qp(&mut self) -> Answer {
-        let qp = self.core.qps.remove(self.handle()).ok_or(Status::InvalidHandle)?;
+        let qp = self.core.qps.remove(self.handle()).of(argument!(Handle.id))?;
         qp.destroy(self.core, false, self.effects);
         qp.send_cq.leave(qp.id);
         qp.recv_cq.leave(qp.id);

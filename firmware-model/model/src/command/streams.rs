@@ -1,7 +1,7 @@
 //! Commands on streams.
 
 use super::Job;
-use super::answer::{Answer, done, handle, ok};
+use super::answer::{Answer, Check as _, Refused, argument, done, handle, ok};
 use crate::rdmap::Attachment;
 use crate::runtime::streaming::{MAX_PENDING, status};
 use crate::stream::Listener;
@@ -25,14 +25,13 @@ impl Job<'_> {
         let remote = SocketAddr::from(arguments.remote);
         let local = Some(SocketAddr::from(arguments.local))
             .filter(|local| local.port() != 0 || arguments.local.ip != [0; 16]);
-        let traffic_class = traffic_class(arguments.traffic_class)?;
-        if remote.port() == 0 || remote.ip().is_multicast() {
-            return Err(Status::InvalidArgument);
-        }
+        let class = traffic_class(arguments.traffic_class);
+        let traffic_class = class.of(argument!(Connect.traffic_class))?;
+        (remote.port() != 0 && !remote.ip().is_multicast()).of(argument!(Connect.remote))?;
         let core = self.core;
         let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
         if !core.config.may_connect(remote.ip(), given) {
-            return Err(Status::Denied);
+            return Err(Status::Denied.into());
         }
         let local = match core.config.own_address_towards(remote.ip()) {
             Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
@@ -48,7 +47,8 @@ impl Job<'_> {
         let local = SocketAddr::from(arguments.local);
         let given = arguments.traffic_class.get();
         let ipv6_only = given & listen::IPV6_ONLY != 0;
-        let traffic_class = traffic_class((given & !listen::IPV6_ONLY).into())?;
+        let class = traffic_class((given & !listen::IPV6_ONLY).into());
+        let traffic_class = class.of(argument!(Listen.traffic_class))?;
         let core = self.core;
         let limit = arguments.backlog.get().clamp(1, MAX_PENDING);
         let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
@@ -71,7 +71,7 @@ impl Job<'_> {
         }
         if port == 0 {
             // It has no address of that family, so nothing chose a port.
-            return Err(Status::AddressNotAvailable);
+            return Err(Status::AddressNotAvailable.into());
         }
         let lid = core.streams.listen(listeners, limit, self.effects)?;
         ok(&Listening {
@@ -88,7 +88,7 @@ impl Job<'_> {
     pub(super) fn stream_send(&mut self) -> Answer {
         let sid = self.arguments::<Handle>().id.get();
         if self.command.input_len.get() > MAX_STREAMING {
-            return Err(Status::InvalidArgument);
+            return Err(Status::InvalidArgument.into());
         }
         let input = self.input()?;
         let mut bytes = vec![0; input.len()];
@@ -105,7 +105,7 @@ impl Job<'_> {
         let sid = self.arguments::<Handle>().id.get();
         let len = self.command.output_len.get();
         if len == 0 || len > MAX_STREAMING {
-            return Err(Status::InvalidArgument);
+            return Err(Status::InvalidArgument.into());
         }
         let buffer = self.output()?;
         let core = self.core;
@@ -135,7 +135,7 @@ impl Job<'_> {
         self.room_for_events()?;
         let (arguments, attachment) = self.attachment()?;
         let (core, sid) = (self.core, arguments.sid.get());
-        let qp = core.qps.find(arguments.qid.get()).ok_or(Status::InvalidHandle)?;
+        let qp = core.qps.find(arguments.qid.get()).of(argument!(Attach.qid))?;
         let attach =
             |stream: &mut _, awaited, effects: &mut _| qp.attach(core, stream, &attachment, awaited, effects);
         core.streams
@@ -146,11 +146,8 @@ impl Job<'_> {
     pub(super) fn loopback_attach(&mut self) -> Answer {
         self.room_for_events()?;
         let (arguments, attachment) = self.attachment()?;
-        let qp = self
-            .core
-            .qps
-            .find(arguments.qid.get())
-            .ok_or(Status::InvalidHandle)?;
+        let qp = self.core.qps.find(arguments.qid.get());
+        let qp = qp.of(argument!(Attach.qid))?;
         qp.attach_loopback(self.core, &attachment, self.effects)?;
         done()
     }
@@ -175,9 +172,9 @@ impl Job<'_> {
     pub(super) fn bind_datagrams(&mut self) -> Answer {
         let arguments: BindDatagrams = self.arguments();
         let (local, flags) = (SocketAddr::from(arguments.local), arguments.flags.get());
-        if flags & !(bind::IPV6_ONLY | bind::REPORT_REFUSED) != 0 || arguments.reserved.get() != 0 {
-            return Err(Status::InvalidArgument);
-        }
+        let known = bind::IPV6_ONLY | bind::REPORT_REFUSED;
+        (flags & !known == 0).of(argument!(BindDatagrams.flags))?;
+        (arguments.reserved.get() == 0).of(argument!(BindDatagrams.reserved))?;
         let options = DatagramOptions {
             shared: false,
             ipv6_only: flags & bind::IPV6_ONLY != 0,
@@ -228,7 +225,7 @@ impl Job<'_> {
 
     pub(super) fn close_datagrams(&self) -> Answer {
         let port = self.core.ports.take(self.handle());
-        port.map(drop).ok_or(Status::InvalidHandle)?;
+        port.map(drop).of(argument!(Handle.id))?;
         done()
     }
 
@@ -236,7 +233,7 @@ impl Job<'_> {
         let (qid, group, interface) = self.multicast()?;
         let core = self.core;
         if !core.config.allows(group.ip()) {
-            return Err(Status::Denied);
+            return Err(Status::Denied.into());
         }
         let own = core.config.addresses.iter().find(|own| own.ip == interface);
         let scope = own.map_or(0, |own| own.scope);
@@ -254,28 +251,29 @@ impl Job<'_> {
             socket.join(group.ip(), interface, scope).map_err(status)?;
             Ok(socket)
         };
-        let qp = core.qps.find(qid).ok_or(Status::InvalidHandle)?;
+        let qp = core.qps.find(qid).of(argument!(Multicast.qid))?;
         qp.enter_group(core, group, interface, socket, self.effects)?;
         done()
     }
 
     pub(super) fn detach_multicast(&mut self) -> Answer {
         let (qid, group, interface) = self.multicast()?;
-        let qp = self.core.qps.find(qid).ok_or(Status::InvalidHandle)?;
+        let qp = self.core.qps.find(qid).of(argument!(Multicast.qid))?;
         qp.leave_group(group, interface, self.effects)?;
         done()
     }
 
     /// The queue pair, the group and the own address that the arguments name.
-    fn multicast(&self) -> Result<(u32, SocketAddr, IpAddr), Status> {
+    fn multicast(&self) -> Result<(u32, SocketAddr, IpAddr), Refused> {
         let arguments: Multicast = self.arguments();
         let group = SocketAddr::from(arguments.group);
         let own = self.core.config.addresses.get(arguments.source.get() as usize);
-        let interface = own.ok_or(Status::InvalidArgument)?.ip;
+        let own = own
+            .ok_or(Status::InvalidArgument)
+            .of(argument!(Multicast.source))?;
+        let interface = own.ip;
         let fits = group.ip().is_multicast() && group.port() != 0;
-        if !fits || interface.is_ipv4() != group.is_ipv4() {
-            return Err(Status::InvalidArgument);
-        }
+        (fits && interface.is_ipv4() == group.is_ipv4()).of(argument!(Multicast.group))?;
         Ok((arguments.qid.get(), group, interface))
     }
 }

@@ -40,4 +40,15 @@ mod tests {
             (3, Status::Busy as u16, 0)
         );
     }
+
+    #[test]
+    fn a_refused_argument_has_a_name() {
+        let mut refused = Completion::new(3, Status::InvalidArgument, &Nothing {});
+        assert_eq!(refused.argument_of(Opcode::CreateCq), None);
+        refused.argument = (1 + std::mem::offset_of!(CreateCq, log_size) as u32).into();
+        assert_eq!(refused.argument_of(Opcode::CreateCq), Some("log_size"));
+        assert_eq!(refused.argument_of(Opcode::AllocPd), None);
+        refused.argument = u32::MAX.into();
+        assert_eq!(refused.argument_of(Opcode::CreateCq), Some("flags"));
+    }
 }

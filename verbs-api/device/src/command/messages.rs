@@ -1,6 +1,10 @@
 //! Commands and completions with their typed arguments and results.
 
-use super::{Command, Completion, Opcode, PAYLOAD_LEN, RESULT_LEN, Status};
+use super::{
+    Command, Completion, CreateCq, CreateEq, CreateMr, CreateMw, CreateQp, CreateSrq, Handle, ModerateCq,
+    ModifyMr, ModifyQp, ModifySrq, Opcode, PAYLOAD_LEN, RESULT_LEN, ResizeCq, Status,
+};
+use crate::stream::{Attach, BindDatagrams, Close, Connect, Listen, Multicast};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 impl Command {
@@ -35,5 +39,55 @@ impl Completion {
     pub fn result<T: FromBytes>(&self) -> T {
         const { assert!(size_of::<T>() <= RESULT_LEN) };
         T::read_from_prefix(&self.payload).map_or_else(|_| T::new_zeroed(), |(t, _)| t)
+    }
+}
+
+impl Opcode {
+    /// The fields of the command's arguments, with their offsets.
+    pub const fn arguments(self) -> &'static [(&'static str, usize)] {
+        match self {
+            Opcode::CreateEq => CreateEq::FIELDS,
+            Opcode::CreateMr => CreateMr::FIELDS,
+            Opcode::ModifyMr => ModifyMr::FIELDS,
+            Opcode::CreateMw => CreateMw::FIELDS,
+            Opcode::CreateCq => CreateCq::FIELDS,
+            Opcode::ResizeCq => ResizeCq::FIELDS,
+            Opcode::ModerateCq => ModerateCq::FIELDS,
+            Opcode::CreateSrq => CreateSrq::FIELDS,
+            Opcode::ModifySrq => ModifySrq::FIELDS,
+            Opcode::CreateQp => CreateQp::FIELDS,
+            Opcode::ModifyQp => ModifyQp::FIELDS,
+            Opcode::StreamConnect => Connect::FIELDS,
+            Opcode::StreamListen => Listen::FIELDS,
+            Opcode::StreamAttach | Opcode::LoopbackAttach => Attach::FIELDS,
+            Opcode::StreamClose => Close::FIELDS,
+            Opcode::BindDatagrams => BindDatagrams::FIELDS,
+            Opcode::AttachMulticast | Opcode::DetachMulticast => Multicast::FIELDS,
+            Opcode::QueryDevice | Opcode::QueryAddresses | Opcode::AllocUar | Opcode::AllocPd => &[],
+            Opcode::QueryCounters
+            | Opcode::FreeUar
+            | Opcode::FreePd
+            | Opcode::DestroyEq
+            | Opcode::DestroyMr
+            | Opcode::DestroyMw
+            | Opcode::DestroyCq
+            | Opcode::DestroySrq
+            | Opcode::QueryQp
+            | Opcode::DestroyQp
+            | Opcode::StreamUnlisten
+            | Opcode::StreamSend
+            | Opcode::StreamReceive
+            | Opcode::StreamQuery
+            | Opcode::CloseDatagrams => Handle::FIELDS,
+        }
+    }
+}
+
+impl Completion {
+    /// The argument that the device refused in a command of this opcode, if it says which.
+    pub fn argument_of(&self, opcode: Opcode) -> Option<&'static str> {
+        let offset = (self.argument.get() as usize).checked_sub(1)?;
+        let mut fields = opcode.arguments().iter().rev();
+        fields.find(|(_, at)| *at <= offset).map(|(name, _)| *name)
     }
 }
