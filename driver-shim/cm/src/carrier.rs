@@ -77,6 +77,9 @@ pub enum Terms {
     RdmaCm {
         /// The Local ACK Timeout: `RDMA_OPTION_ID_ACK_TIMEOUT`, or the default.
         ack_timeout: u8,
+        /// The device accepts one inbound Read more than `ird`, for the peer's confirmations of
+        /// delivery.
+        spare_read: bool,
         /// Only the negotiated RTR message opens the fence.
         strict_rtr: bool,
         /// The maximum time that a Send of the peer waits for a posted receive; zero: only for the

@@ -95,12 +95,16 @@ impl Streams<'_> {
             } => self.apply_native_terms(&qp, unreliable, attachment.delivered, rnr_timeout)?,
             Terms::RdmaCm {
                 ack_timeout,
+                spare_read,
                 strict_rtr,
                 rnr_grace,
             } => {
                 let stall = self.apply_rdma_cm_terms(&qp, ack_timeout, rnr_grace)?;
                 let flag = |on, flag| if on { flag } else { 0 };
-                stall | flag(strict_rtr, attach::STRICT_RTR) | flag(attachment.delivered, attach::DELIVERED)
+                stall
+                    | flag(strict_rtr, attach::STRICT_RTR)
+                    | flag(attachment.delivered, attach::DELIVERED)
+                    | flag(spare_read, attach::SPARE_READ)
             }
         };
         if let Some(negotiated) = &attachment.negotiated {

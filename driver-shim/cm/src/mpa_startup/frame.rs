@@ -77,6 +77,9 @@ pub enum Fault {
     /// The Reply to an enhanced Request is not enhanced (RFC 6581 §10).
     #[error("the MPA Reply to an enhanced Request has revision {0} and no IRD/ORD word")]
     NotEnhanced(u8),
+    /// More private data than the ULP can take.
+    #[error("{0} bytes of private data: programs can take 255")]
+    PrivateData(usize),
     /// The peer uses revision 0, defined by the RDMA Consortium (RFC 5044 appendix C).
     #[error("the peer uses MPA revision 0, which is not supported")]
     Rdmac,
@@ -93,9 +96,11 @@ impl Fault {
     /// stream that ended or timed out.
     pub const fn mpa_error(self) -> TerminateError {
         match self {
-            Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => {
-                TerminateError::MpaStartup
-            }
+            Fault::Frame(_)
+            | Fault::Trailing(_)
+            | Fault::NotEnhanced(_)
+            | Fault::PrivateData(_)
+            | Fault::Rdmac => TerminateError::MpaStartup,
             Fault::Timeout | Fault::Closed => TerminateError::MpaConnectionLost,
         }
     }

@@ -108,7 +108,9 @@ impl Initiator {
     /// initiator after an error.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<Answer>), Failure> {
         let enhanced = self.offer.is_some();
-        let taken = self.incoming.take(bytes, |header| check(header, enhanced))?;
+        let taken = self
+            .incoming
+            .take(bytes, |header| check(header, enhanced, &self.settings))?;
         let Some((header, private_data)) = self.incoming.whole() else {
             return Ok((taken, None));
         };
@@ -197,7 +199,7 @@ impl Accepted {
     }
 }
 
-fn check(header: StartupHeader, enhanced: bool) -> Result<StartupHeader, Failure> {
+fn check(header: StartupHeader, enhanced: bool, settings: &Settings) -> Result<StartupHeader, Failure> {
     if header.kind == FrameKind::Reply && header.revision == 0 {
         return Err(Failure {
             close: Close::Orderly,
@@ -206,6 +208,7 @@ fn check(header: StartupHeader, enhanced: bool) -> Result<StartupHeader, Failure
     }
     let highest = if enhanced { 2 } else { 1 };
     let header = header.require(FrameKind::Reply, 1..=highest)?;
+    settings.check_private_data(header)?;
     if enhanced && !header.has_word() && !header.flags.reject {
         return Err(Failure {
             fall_back: true,

@@ -175,7 +175,7 @@ impl Responder {
         };
         let answer = request
             .word
-            .map(|word| negotiate::answer(word, own, self.settings.rtr));
+            .map(|word| negotiate::answer(word, own, &self.settings));
         let (depths, rtr) = answer.map_or((Depths::default(), None), |(_, depths, rtr)| (depths, rtr));
         let rtr_frame = self.settings.rtr_frame.is_some() && request.revision == 1 && request.flags.enhanced;
         let crc = self.settings.crc || request.flags.crc;
@@ -235,7 +235,7 @@ impl Responder {
                     ird: Some(0),
                     ord: Some(0),
                 },
-                self.settings.rtr,
+                &self.settings,
             );
             EnhancedWord {
                 ord: required_ord.map_or(word.ord, |ord| ord.min(NO_NEGOTIATION)),
@@ -324,5 +324,7 @@ fn check(header: StartupHeader, settings: &Settings) -> Result<StartupHeader, Fa
             ..Fault::Rdmac.into()
         });
     }
-    Ok(header.require(FrameKind::Request, 1..=settings.revision)?)
+    let header = header.require(FrameKind::Request, 1..=settings.revision)?;
+    settings.check_private_data(header)?;
+    Ok(header)
 }

@@ -8,9 +8,10 @@ use urnic_wire::mad::{ServiceReply, ServiceStatus};
 
 use super::addresses::with_port;
 use super::command::Parameters;
+use super::messages::{Message, REJECTED_BY_PROGRAM, outcome};
 use super::{
-    Answered, CmEvent, ConnPolicy, Connecting, Engine, Key, Location, Notice, Owner, PS_IB, PS_TCP, State,
-    World,
+    Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
+    PS_TCP, State, World,
 };
 use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
@@ -39,6 +40,8 @@ impl Engine {
         if !matches!(id.state, State::RouteResolved) {
             return Err(Errno::INVAL);
         }
+        Message::Request.check(self.identity, &parameters.private_data)?;
+        let id = self.own(channel, handle)?;
         let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
         let ConnPolicy {
             settings, own_ports, ..
@@ -137,7 +140,7 @@ impl Engine {
         let parameters = &connecting.parameters;
         let offer = connecting.enhanced.then(|| Offer {
             peer_to_peer: policy.peer_to_peer,
-            depths: policy.depths(parameters),
+            depths: policy.depths(parameters, id.known_peer),
             max_ird: max_ird.into(),
         });
         let begun = Initiator::new(policy.settings, offer, &parameters.private_data, world.now)
@@ -170,17 +173,32 @@ impl Engine {
             }
             Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, handle, accepted),
             Ok(Some(Answer::Rejected(Rejected { word, private_data }))) => {
-                let params = self.event_params(word, private_data);
+                let params = self.event_params(Message::Reject, word, private_data);
                 self.timers.set(Key::Id(handle), None);
                 self.close_stream(world, sid, Close::Orderly);
                 if let Some(id) = self.ids.get_mut(&handle) {
                     id.state = State::Over;
                 }
-                let status = -Errno::CONNREFUSED.raw_os_error();
-                self.report(world, handle, CmEvent::Rejected, status, params);
+                self.rejected(world, handle, params);
             }
             Err(failure) => self.reply_failed(world, handle, failure),
         }
+    }
+
+    /// Reports that the peer's program rejected the Request.
+    fn rejected(&mut self, world: &mut World<'_>, handle: u32, params: EventParams) {
+        let (status, params) = match self.identity.is_roce() {
+            // A REJ has no depths.
+            true => (
+                REJECTED_BY_PROGRAM,
+                EventParams {
+                    private_data: params.private_data,
+                    ..EventParams::default()
+                },
+            ),
+            false => (-Errno::CONNREFUSED.raw_os_error(), params),
+        };
+        self.report(world, handle, CmEvent::Rejected, status, params);
     }
 
     /// Handles a start-up without a usable Reply. The peer may support only revision 1 (RFC 6581
@@ -211,7 +229,7 @@ impl Engine {
     }
 
     fn accepted(&mut self, world: &mut World<'_>, handle: u32, accepted: Accepted) {
-        let params = self.event_params(accepted.word, accepted.private_data.clone());
+        let params = self.event_params(Message::Reply, accepted.word, accepted.private_data.clone());
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
@@ -252,7 +270,7 @@ impl Engine {
         let local = self.ids.get(&handle).and_then(|id| id.local);
         let qid = self.queue_pair_for(world, local, qpn);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);
+        let remote = id.remote.ok_or(Errno::INVAL)?;
         let State::Answered(answered) = std::mem::replace(&mut id.state, State::Over) else {
             return Err(Errno::INVAL);
         };
@@ -271,9 +289,9 @@ impl Engine {
             }
         };
         let negotiated = accepted.negotiated;
-        let attachment = self
-            .policy(remote.ip())
-            .attachment(qid, negotiated, &parameters, ack_timeout);
+        let policy = self.policy(remote.ip());
+        let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
+        let attachment = policy.attachment(qid, negotiated, &parameters, id);
         let framed = match &accepted.rtr_frame {
             Some(frame) => world.device.send(sid, frame),
             None => Ok(()),
@@ -322,7 +340,13 @@ impl Engine {
         if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
             self.close_stream(world, sid, Close::Abort);
         }
-        self.report_failure(world, handle, CmEvent::of_failure(errno), errno);
+        let known_peer = self.ids.get(&handle).is_some_and(|id| id.known_peer);
+        let (kind, status) = outcome(self.identity, errno, known_peer);
+        let mut params = EventParams::default();
+        if kind == CmEvent::Rejected && self.identity.is_roce() {
+            Message::Reject.pad(&mut params.private_data);
+        }
+        self.report(world, handle, kind, status, params);
     }
 }
 
@@ -331,7 +355,11 @@ fn errno_of(fault: Fault) -> Errno {
     match fault {
         Fault::Closed => Errno::CONNRESET,
         Fault::Timeout => Errno::TIMEDOUT,
-        Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => Errno::PROTO,
+        Fault::Frame(_)
+        | Fault::Trailing(_)
+        | Fault::NotEnhanced(_)
+        | Fault::PrivateData(_)
+        | Fault::Rdmac => Errno::PROTO,
     }
 }
 
@@ -390,6 +418,9 @@ impl Engine {
             return;
         };
         connecting.location = location;
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.known_peer = location == Location::Known;
+        }
         connecting.port = port.unwrap_or(connecting.port);
         if let Err(errno) = self.start_connecting(world, handle, connecting) {
             self.connect_failed(world, handle, errno);

@@ -81,8 +81,15 @@ impl Engine {
         {
             self.close_stream(world, sid, Close::Orderly);
         }
-        self.timers
-            .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+        self.disconnected(world, handle);
+    }
+
+    /// Reports the end of a connection. With a RoCE NIC, the end of its TIME-WAIT is reported, too.
+    fn disconnected(&mut self, world: &mut World<'_>, handle: u32) {
+        if self.identity.is_roce() {
+            self.timers
+                .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+        }
         self.report_plain(world, handle, CmEvent::Disconnected);
     }
 
@@ -137,9 +144,7 @@ impl Engine {
         match std::mem::replace(&mut id.state, State::Over) {
             State::Opening { .. } => self.answer_failed(world, handle, errno),
             State::Connected { .. } | State::Closing { .. } => {
-                self.timers
-                    .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
-                self.report_plain(world, handle, CmEvent::Disconnected);
+                self.disconnected(world, handle);
             }
             other => id.state = other,
         }

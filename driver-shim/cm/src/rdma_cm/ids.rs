@@ -10,8 +10,8 @@ use zerocopy::FromZeros;
 
 use super::abi::{CmAddress, DatagramParam, EventResponse};
 use super::{
-    CmEvent, Engine, Event, EventParams, Id, Key, Listener, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB,
-    PS_TCP, State, World,
+    CmEvent, Engine, Event, EventParams, Id, Key, Listener, MAX_IDS, Message, Notice, Owner, PS_DATAGRAMS,
+    PS_IB, PS_TCP, State, World,
 };
 use crate::mpa_startup::Close;
 
@@ -399,12 +399,19 @@ impl Engine {
 
     /// The program's parameters from the peer's word; the engine sets the limits that the word
     /// leaves open.
-    pub(super) fn event_params(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
-        // Programs for a RoCE NIC pass the number on, and may not exceed its limit.
-        let most = |limit| if self.identity.is_roce() { limit } else { u8::MAX };
+    pub(super) fn event_params(
+        &self,
+        message: Message,
+        word: Option<EnhancedWord>,
+        mut private_data: Vec<u8>,
+    ) -> EventParams {
+        if self.identity.is_roce() {
+            message.pad(&mut private_data);
+        }
+        // Programs pass the number on, and may not exceed the device's limit.
         let depth = |field: Option<u16>, limit: u8| match field {
             None | Some(NO_NEGOTIATION) => limit,
-            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX).min(most(limit)),
+            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX).min(limit),
         };
         EventParams {
             private_data,

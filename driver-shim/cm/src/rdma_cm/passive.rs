@@ -3,12 +3,13 @@
 use rustix::io::Errno;
 
 use super::command::Parameters;
+use super::messages::Message;
 use super::{
     Acceptance, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State,
     World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent};
+use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent, Settings};
 
 /// Streams of one listener whose Request is due. Beyond this limit the oldest stream is closed,
 /// since an initiator normally sends its Request at once.
@@ -65,6 +66,7 @@ impl Engine {
                 tracing::debug!("stream {oldest}: closed: too many streams without a Request");
                 self.close_stream(world, oldest, Close::Abort);
             }
+            let spare_read = self.ids.get(&handle).is_some_and(|id| id.stream_port.is_some());
             let settings = if self.config.peers.is_empty() {
                 self.default_policy.settings.clone()
             } else {
@@ -72,6 +74,10 @@ impl Engine {
                     Ok((_, remote)) => self.policy(remote.ip()).settings,
                     Err(_) => self.default_policy.settings.clone(),
                 }
+            };
+            let settings = Settings {
+                spare_read,
+                ..settings
             };
             let responder = Responder::new(settings, world.now);
             if world.device.receive(sid, responder.bytes_needed()).is_err() {
@@ -121,11 +127,12 @@ impl Engine {
             remote: Some(remote),
             ack_timeout: id.ack_timeout,
             traffic_class: id.traffic_class,
+            known_peer: id.stream_port.is_some(),
             state: State::Over,
             ..Id::new(id.channel, id.port_space)
         };
         let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
-        let params = self.event_params(word, private_data);
+        let params = self.event_params(Message::Request, word, private_data);
         let inserted = if excluded {
             Err(Errno::ACCESS)
         } else {
@@ -171,7 +178,9 @@ impl Engine {
             (State::Answered(_), _) => self.establish(world, handle),
             (State::Requested { .. }, Some(parameters)) => {
                 id.uid = uid;
-                self.answer(world, handle, parameters)
+                let answered = self.answer(world, handle, parameters);
+                // A program that cannot accept has rejected, as in a kernel.
+                answered.inspect_err(|_| self.reject_unanswered(world, handle, &[]))
             }
             (State::Asked(_), Some(parameters)) => self.answer_inquiry(world, handle, uid, &parameters),
             _ => Err(Errno::INVAL),
@@ -179,11 +188,13 @@ impl Engine {
     }
 
     fn answer(&mut self, world: &mut World<'_>, handle: u32, parameters: Parameters) -> Result<(), Errno> {
+        Message::Reply.check(self.identity, &parameters.private_data)?;
         let local = self.ids.get(&handle).and_then(|id| id.local);
         let qid = self.queue_pair_for(world, local, parameters.qpn)?;
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let known_peer = id.known_peer;
         let State::Requested {
             sid,
             responder,
@@ -217,7 +228,11 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         let Reply { bytes, negotiated } = responder
-            .accept(policy.depths(&parameters), &parameters.private_data, world.now)
+            .accept(
+                policy.depths(&parameters, known_peer),
+                &parameters.private_data,
+                world.now,
+            )
             .map_err(|_| Errno::INVAL)?;
         let deadline = responder.deadline();
         let sent = world.device.send(sid, &bytes);
@@ -269,13 +284,13 @@ impl Engine {
             tracing::debug!("id {handle}: no queue pair is attached: only private data is exchanged");
             self.exchanged(world, handle, sid)?;
             self.timers.set(Key::Id(handle), None);
-            self.report(world, handle, CmEvent::Established, 0, params);
+            self.accepted_is_established(world, handle, params);
             return Ok(());
         };
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let attachment = policy.attachment(qid, negotiated, &parameters, id.ack_timeout);
+        let attachment = policy.attachment(qid, negotiated, &parameters, id);
         world.device.attach(sid, &attachment)?;
         self.streams.remove(&sid);
         self.queue_pairs.insert(qid, handle);
@@ -290,8 +305,23 @@ impl Engine {
         if !negotiated.fenced {
             self.notices.push(Notice::Open(qid));
         }
-        self.report(world, handle, CmEvent::Established, 0, params);
+        self.accepted_is_established(world, handle, params);
         Ok(())
+    }
+
+    /// Reports that a connection which the program accepted is established. The RTU of a RoCE NIC
+    /// has no parameters.
+    pub(super) fn accepted_is_established(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        params: EventParams,
+    ) {
+        let params = match self.identity.is_roce() {
+            true => EventParams::default(),
+            false => params,
+        };
+        self.report(world, handle, CmEvent::Established, 0, params);
     }
 
     /// Takes bytes of the RTR frame.
@@ -363,14 +393,28 @@ impl Engine {
         if matches!(id.state, State::Asked(_)) {
             return self.reject_inquiry(world, handle, private_data);
         }
-        let State::Requested { sid, responder, .. } = &mut id.state else {
+        if !matches!(id.state, State::Requested { .. }) {
             return Err(Errno::INVAL);
+        }
+        Message::Reject.check(self.identity, private_data)?;
+        self.reject_unanswered(world, handle, private_data);
+        Ok(())
+    }
+
+    /// Rejects the Request of an id, unless it is answered.
+    fn reject_unanswered(&mut self, world: &mut World<'_>, handle: u32, private_data: &[u8]) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let State::Requested { sid, responder, .. } = &mut id.state else {
+            return;
         };
         let sid = *sid;
-        let reply = responder.reject(private_data, None).map_err(|_| Errno::INVAL)?;
+        let Ok(reply) = responder.reject(private_data, None) else {
+            return;
+        };
         id.state = State::Over;
         let _ = world.device.send(sid, &reply);
         self.close_stream(world, sid, Close::Orderly);
-        Ok(())
     }
 }
