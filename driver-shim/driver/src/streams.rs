@@ -6,7 +6,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
 use urnic_device::stream::{
-    Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, listen, rtr,
+    Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, Receive, attach, input,
+    listen, rtr,
 };
 use urnic_device::vocabulary::QpKind;
 use zerocopy::FromZeros;
@@ -195,9 +196,13 @@ impl Carrier for Streams<'_> {
 
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
         let buffer = self.driver.pool().allocate(len)?;
+        let arguments = Receive {
+            sid: sid.into(),
+            least: 1.into(),
+        };
         self.driver
             .commands()
-            .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
+            .output(Opcode::StreamReceive, &arguments, &buffer, len)?;
         self.buffers.insert(sid, buffer);
         Ok(())
     }

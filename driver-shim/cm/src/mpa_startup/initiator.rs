@@ -2,7 +2,7 @@
 
 use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, StartupFrame, StartupHeader};
 
-use super::frame::{Close, Failure, Fault, Incoming, PrivateDataTooLong, frame};
+use super::frame::{Close, Excerpt, Failure, Fault, Incoming, PrivateDataTooLong, frame};
 use super::negotiate::{self, Depths, Negotiated, Offer, Settings, Time, terminate};
 
 /// The state machine of an initiator: its Request is sent, and the Reply is due.
@@ -160,18 +160,22 @@ impl Initiator {
         }))
     }
 
-    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: all of them,
-    /// fewer because the stream ended, or an error.
+    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: some of them,
+    /// none because the stream ended, or an error.
     ///
     /// # Errors
     /// The errors of [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Answer>, Failure> {
-        let needed = self.bytes_needed();
         let bytes = arrived.map_err(|_| self.closed())?;
-        match self.receive(bytes)? {
-            (_, None) if bytes.len() < needed => Err(self.closed()),
-            (_, answer) => Ok(answer),
+        if bytes.is_empty() {
+            return Err(self.closed());
         }
+        Ok(self.receive(bytes)?.1)
+    }
+
+    /// The bytes of the Reply that have arrived, for the log.
+    pub fn arrived(&self) -> Excerpt {
+        self.incoming.arrived()
     }
 
     /// The connection ended before the Reply.

@@ -131,6 +131,7 @@ impl Engine {
                 self.report_plain(world, handle, CmEvent::AddressResolved);
             }
             Err(errno) => {
+                self.say_refused(world.now, "rdma_resolve_addr", remote, errno);
                 self.report_failure(world, handle, CmEvent::AddressError, errno);
             }
         }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use rustix::io::Errno;
 
+use super::failures::Cause;
 use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, Id, Key, Notice, State, TIME_WAIT, World};
 use crate::carrier::StreamOwner;
 use crate::mpa_startup::Close;
@@ -114,7 +115,7 @@ impl Engine {
             if let Some(lookup) = self.end_lookup(handle)
                 && lookup.connecting.is_some()
             {
-                self.connect_failed(world, handle, Errno::CONNRESET);
+                self.connect_failed(world, handle, Cause::DeviceLost);
             }
         }
         self.datagrams.common_ports.retain(|_, port| !is_its(*port));
@@ -142,7 +143,7 @@ impl Engine {
         // Requests after the fence are flushed when the gate is open.
         self.notices.push(Notice::Open(qid));
         match std::mem::replace(&mut id.state, State::Over) {
-            State::Opening { .. } => self.answer_failed(world, handle, errno),
+            State::Opening { .. } => self.answer_failed(world, handle, Cause::NoFirstFpdu(errno)),
             State::Connected { .. } | State::Closing { .. } => {
                 self.disconnected(world, handle);
             }

@@ -3,13 +3,14 @@
 use rustix::io::Errno;
 
 use super::command::Parameters;
+use super::failures::Cause;
 use super::messages::Message;
 use super::{
     Acceptance, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State,
     World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent, Settings};
+use crate::mpa_startup::{Close, Fault, Negotiated, Reply, Responder, ResponderEvent, Settings};
 
 /// Streams of one listener whose Request is due. Beyond this limit the oldest stream is closed,
 /// since an initiator normally sends its Request at once.
@@ -98,7 +99,17 @@ impl Engine {
         match receive_request(responder, world.device, sid, bytes) {
             RequestProgress::Complete => self.report_request(world, sid),
             RequestProgress::Incomplete => {}
-            RequestProgress::Close(how) => self.close_stream(world, sid, how),
+            RequestProgress::Invalid(fault, how) => {
+                let arrived = responder.arrived();
+                match fault {
+                    // A port scan, or a check whether the port is open.
+                    Fault::Closed if arrived.is_empty() => {}
+                    Fault::Closed => self.say_no_request(world, sid, Cause::Ended(arrived)),
+                    fault => self.say_no_request(world, sid, Cause::Fault(fault)),
+                }
+                self.close_stream(world, sid, how);
+            }
+            RequestProgress::Lost => self.close_stream(world, sid, Close::Abort),
         }
     }
 
@@ -175,7 +186,10 @@ impl Engine {
     ) -> Result<(), Errno> {
         let id = self.own(channel, handle)?;
         match (&id.state, parameters) {
-            (State::Answered(_), _) => self.establish(world, handle),
+            (State::Answered(_), _) => {
+                let established = self.establish(world, handle);
+                established.map_err(|cause| self.not_established(world.now, handle, cause))
+            }
             (State::Requested { .. }, Some(parameters)) => {
                 id.uid = uid;
                 let answered = self.answer(world, handle, parameters);
@@ -208,9 +222,7 @@ impl Engine {
         // initiator closed cannot be answered.
         let inbox = world.device.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
-            tracing::debug!(
-                "id {handle}: its initiator closed the stream or sent data before the Reply: {inbox:?}"
-            );
+            tracing::debug!("id {handle}: {}: {inbox:?}", Cause::NotWaiting);
             id.state = State::Over;
             self.close_stream(world, sid, Close::Abort);
             return Err(Errno::CONNRESET);
@@ -346,36 +358,20 @@ impl Engine {
                 let sid = awaiting.acceptance.sid;
                 if let Err(errno) = self.begin(world, handle, awaiting.acceptance, negotiated) {
                     self.close_stream(world, sid, Close::Abort);
-                    self.answer_failed(world, handle, errno);
+                    self.answer_failed(world, handle, Cause::NotAttached(errno));
                 }
             }
             Ok(_) => {
                 let (sid, bytes_needed) = (awaiting.acceptance.sid, awaiting.responder.bytes_needed());
                 if let Err(errno) = world.device.receive(sid, bytes_needed) {
-                    self.answer_failed(world, handle, errno);
+                    self.answer_failed(world, handle, Cause::NotAttached(errno));
                 }
             }
             Err(failure) => {
-                tracing::debug!("id {handle}: {failure}");
-                self.answer_failed(world, handle, Errno::PROTO);
+                let cause = Cause::Fault(failure.fault);
+                self.answer_failed(world, handle, cause);
             }
         }
-    }
-
-    /// Ends an accepted connection that failed, and reports the error.
-    pub(super) fn answer_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
-        let Some(id) = self.ids.get_mut(&handle) else {
-            return;
-        };
-        if let State::AwaitingRtrFrame(awaiting) = std::mem::replace(&mut id.state, State::Over) {
-            self.close_stream(world, awaiting.acceptance.sid, Close::Abort);
-        }
-        self.timers.set(Key::Id(handle), None);
-        let kind = match errno {
-            Errno::TIMEDOUT => CmEvent::Unreachable,
-            _ => CmEvent::ConnectError,
-        };
-        self.report_failure(world, handle, kind, errno);
     }
 
     /// Rejects a Request.

@@ -77,10 +77,7 @@ impl Wire {
         let Some(end) = self.ends.get_mut(&sid) else {
             return;
         };
-        let Some(bytes_needed) = end
-            .bytes_needed
-            .filter(|bytes_needed| end.inbox.len() >= *bytes_needed || end.fin)
-        else {
+        let Some(bytes_needed) = end.bytes_needed.filter(|_| !end.inbox.is_empty() || end.fin) else {
             return;
         };
         end.bytes_needed = None;
