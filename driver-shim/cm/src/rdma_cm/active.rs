@@ -257,7 +257,12 @@ impl Engine {
             return self.report(world, handle, CmEvent::ConnectResponse, 0, params);
         }
         match self.establish(world, handle) {
-            Ok(()) => self.report(world, handle, CmEvent::Established, 0, params),
+            Ok(()) => {
+                self.report(world, handle, CmEvent::Established, 0, params);
+                if let Some(id) = self.ids.get(&handle).filter(|id| id.ends) {
+                    let _ = self.disconnect(world, id.channel, handle);
+                }
+            }
             Err(cause) => self.establish_failed(world, handle, cause),
         }
     }

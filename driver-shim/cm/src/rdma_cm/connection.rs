@@ -38,8 +38,9 @@ impl Engine {
     /// Ends a connection gracefully: posted work is still sent. An event reports the end.
     ///
     /// # Errors
-    /// `EINVAL` for an id that was never connected.
+    /// `EINVAL` for an id that never began to connect.
     pub fn disconnect(&mut self, world: &mut World<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
+        let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
         match id.state {
             State::Opening { qid, .. } | State::Connected { qid } => {
@@ -55,7 +56,25 @@ impl Engine {
             }
             // The peer ended the connection first.
             State::Closing { .. } | State::Over => Ok(()),
-            State::LookingUp(ref lookup) if lookup.connecting.is_some() => Err(Errno::INVAL),
+            // A DREQ or DREP is not sent in these states, which is no error. A listener at any
+            // address is on no device.
+            State::Listening(_) | State::Requested { .. } | State::AwaitingRtrFrame(_) if is_roce => {
+                match id.local {
+                    Some(local) if !local.ip().is_unspecified() => Ok(()),
+                    _ => Err(Errno::INVAL),
+                }
+            }
+            State::LookingUp(_) | State::Connecting(_) | State::Answered(_) if is_roce => Ok(()),
+            // The kernel waits here until the connection is made, then ends it.
+            State::Connecting(_) | State::Answered(_) => {
+                id.ends = true;
+                Ok(())
+            }
+            State::LookingUp(ref lookup) if lookup.connecting.is_some() => {
+                id.ends = true;
+                Ok(())
+            }
+            State::Requested { .. } => Ok(()),
             // Nothing connects the ends: there is nothing to end.
             State::Serving(_) | State::LookingUp(_) | State::Asked(_) | State::Associated(_) => Ok(()),
             _ => Err(Errno::INVAL),

@@ -185,6 +185,12 @@ struct Id {
     traffic_class: u8,
     /// `RDMA_OPTION_ID_AFONLY`.
     one_family: bool,
+    /// The program bound the id, so the id has its port until it ends.
+    bound: bool,
+    /// `RDMA_OPTION_ID_REUSEADDR`.
+    reuse: bool,
+    /// The program disconnected while the connection was being made, which ends it then.
+    ends: bool,
     /// The peer is urnic: only its own query gives the TCP port of the stream.
     known_peer: bool,
     /// The UDP ports of an id that is bound, unless its port is that of TCP: with several devices,
@@ -213,6 +219,9 @@ impl Id {
             ack_timeout: None,
             traffic_class: 0,
             one_family: false,
+            bound: false,
+            reuse: false,
+            ends: false,
             known_peer: false,
             ports: Vec::new(),
             stream_port: None,

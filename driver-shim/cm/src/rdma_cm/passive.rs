@@ -385,16 +385,41 @@ impl Engine {
         handle: u32,
         private_data: &[u8],
     ) -> Result<(), Errno> {
+        let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
-        if matches!(id.state, State::Asked(_)) {
-            return self.reject_inquiry(world, handle, private_data);
+        match id.state {
+            State::Asked(_) => return self.reject_inquiry(world, handle, private_data),
+            State::Requested { .. } => {
+                Message::Reject.check(self.identity, private_data)?;
+                self.reject_unanswered(world, handle, private_data);
+            }
+            // A REJ ends any attempt that is not established, at both ends. MPA carries no private
+            // data here.
+            State::LookingUp(ref lookup) if is_roce && lookup.connecting.is_some() => {
+                Message::Reject.check(self.identity, private_data)?;
+                self.end_attempt(world, handle);
+            }
+            State::Connecting(_)
+            | State::Answered(_)
+            | State::AwaitingRtrFrame(_)
+            | State::Opening { .. }
+                if is_roce =>
+            {
+                Message::Reject.check(self.identity, private_data)?;
+                self.end_attempt(world, handle);
+            }
+            _ => return Err(Errno::INVAL),
         }
-        if !matches!(id.state, State::Requested { .. }) {
-            return Err(Errno::INVAL);
-        }
-        Message::Reject.check(self.identity, private_data)?;
-        self.reject_unanswered(world, handle, private_data);
         Ok(())
+    }
+
+    /// Ends the attempt of an id without an event.
+    fn end_attempt(&mut self, world: &mut World<'_>, handle: u32) {
+        self.timers.set(Key::Id(handle), None);
+        if let Some(id) = self.ids.get_mut(&handle) {
+            let state = std::mem::replace(&mut id.state, State::Over);
+            self.end_activity(world, handle, state);
+        }
     }
 
     /// Rejects the Request of an id, unless it is answered.

@@ -137,7 +137,10 @@ impl Carrier for Port<'_> {
             && let Some(end) = wire.ends.get_mut(&peer)
         {
             end.fin = true;
-            wire.deliver(peer);
+            match (end.side, end.qid) {
+                (side, Some(qid)) => wire.events.push_back((side, DeviceEvent::Lost(qid))),
+                _ => wire.deliver(peer),
+            }
         }
     }
 }
