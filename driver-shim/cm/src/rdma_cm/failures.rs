@@ -177,9 +177,14 @@ impl Engine {
             return;
         }
         let why = match errno {
-            Errno::ACCESS => "this user may not use the port".to_owned(),
+            Errno::ACCESS => "the system forbids it: ports below 1024 need CAP_NET_BIND_SERVICE".to_owned(),
             Errno::ADDRINUSE => "the port is in use".to_owned(),
-            Errno::ADDRNOTAVAIL => "this host does not have the address, or its port is in use".to_owned(),
+            Errno::ADDRNOTAVAIL if address.ip().is_unspecified() => {
+                "the port is in use at an address of this host".to_owned()
+            }
+            Errno::ADDRNOTAVAIL => {
+                "this host does not have the address, or the port is in use at any address".to_owned()
+            }
             Errno::NODEV => "no device has the address".to_owned(),
             Errno::NETUNREACH => "there is no route to it".to_owned(),
             errno => errno.to_string(),

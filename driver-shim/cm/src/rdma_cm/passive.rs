@@ -46,13 +46,15 @@ impl Engine {
         }
     }
 
-    /// Admits waiting streams, as long as the program takes the Requests that are complete.
+    /// Admits waiting streams: with a RoCE NIC, as long as the program takes the Requests that are
+    /// complete. There, a kernel drops requests beyond the backlog, which the initiator repeats.
     pub(super) fn admit(&mut self, world: &mut World<'_>, handle: u32) {
+        let waits = self.identity.is_roce();
         loop {
             let Some(State::Listening(listener)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
                 return;
             };
-            if listener.unread >= listener.backlog {
+            if waits && listener.unread >= listener.backlog {
                 return;
             }
             let Some(sid) = listener.waiting.pop_front() else {
@@ -129,6 +131,15 @@ impl Engine {
             return world.device.close(sid, Close::Abort);
         };
         here.starting.retain(|starting| *starting != sid);
+        if here.unread >= here.backlog && !self.identity.is_roce() {
+            // As `iw_cm` in a kernel does.
+            tracing::debug!("stream {sid}: rejected: {} requests are unanswered", here.unread);
+            let mut responder = responder;
+            if let Ok(reply) = responder.reject(&[], None) {
+                let _ = world.device.send(sid, &reply);
+            }
+            return world.device.close(sid, Close::Orderly);
+        }
         here.unread += 1;
         let (word, private_data) = (request.word, request.private_data.clone());
         // The stream may have come to another port.
