@@ -428,10 +428,11 @@ impl Engine {
         if self.identity.is_roce() {
             message.pad(&mut private_data);
         }
-        // Programs pass the number on, and may not exceed the device's limit.
+        // Programs for a RoCE NIC pass the number on, and may not exceed its limit.
+        let most = |limit| if self.identity.is_roce() { limit } else { u8::MAX };
         let depth = |field: Option<u16>, limit: u8| match field {
             None | Some(NO_NEGOTIATION) => limit,
-            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX).min(limit),
+            Some(depth) => u8::try_from(depth).unwrap_or(u8::MAX).min(most(limit)),
         };
         EventParams {
             private_data,
