@@ -1,5 +1,6 @@
-/* Checks the events of rdma_cm against those of the device: IDENTITY ADDRESS. Both ends are in this
- * process. A RoCE NIC has private data of fixed lengths, reasons of rejections and TIMEWAIT_EXIT. */
+/* Checks the events of rdma_cm against those of the device: IDENTITY ADDRESS. Both ends are in
+ * this process. A RoCE NIC has private data of fixed lengths, reasons of rejections and
+ * TIMEWAIT_EXIT. */
 #include "cm.h"
 #include <poll.h>
 

@@ -330,8 +330,8 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
             revision,
             private_data: [&word_bytes[..], &data[..len]].concat(),
         };
-        // The program may get 255 bytes, and send as many. The frame is valid beyond that, but there
-        // is no program for it.
+        // The program may get 255 bytes, and send as many. The frame is valid beyond that, but
+        // there is no program for it.
         if len > 255 {
             let mut peer = scene.connect(&frame.to_bytes());
             assert_eq!(peer.read_to_end().0, b"", "{len} bytes");

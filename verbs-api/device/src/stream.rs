@@ -76,8 +76,8 @@ layouts! {
     Receive {
         /// The stream.
         sid: U32,
-        /// Bytes with which the receive ends: as soon as this many have arrived, with all that have;
-        /// 0 = when the output buffer is full.
+        /// Bytes with which the receive ends: as soon as this many have arrived, with all that
+        /// have; 0 = when the output buffer is full.
         least: U32,
     }
     /// Arguments of `StreamClose`.

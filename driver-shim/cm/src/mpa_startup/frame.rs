@@ -30,9 +30,9 @@ impl Incoming {
         Excerpt::of(&self.bytes)
     }
 
-    /// Takes the bytes that belong to the frame. The first byte that no frame has identifies a wrong
-    /// peer, and `check` examines the header as soon as it is complete. Returns the number of bytes
-    /// taken.
+    /// Takes the bytes that belong to the frame. The first byte that no frame has identifies a
+    /// wrong peer, and `check` examines the header as soon as it is complete. Returns the number of
+    /// bytes taken.
     pub(super) fn take(
         &mut self,
         mut bytes: &[u8],

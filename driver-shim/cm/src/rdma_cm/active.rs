@@ -270,8 +270,8 @@ impl Engine {
     /// Attaches the stream of an accepted Request to its queue pair: RDMA mode begins.
     ///
     /// # Errors
-    /// There is no queue pair that can be attached; negotiation failed, which a Terminate reports to
-    /// the peer.
+    /// There is no queue pair that can be attached; negotiation failed, which a Terminate reports
+    /// to the peer.
     pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Cause> {
         let Some(State::Answered(answered)) = self.ids.get(&handle).map(|id| &id.state) else {
             return Err(Errno::INVAL.into());

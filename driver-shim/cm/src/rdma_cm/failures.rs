@@ -1,4 +1,4 @@
-//! The lines of the log about connections that fail: one for each failure, which says what happened.
+//! Connections that fail: the events, and one line of the log for each that says what happened.
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
@@ -6,33 +6,8 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 
 use super::messages::{Message, outcome};
-use super::{CmEvent, Engine, EventParams, Key, Location, State, World};
+use super::{CmEvent, Engine, EventParams, Key, Location, Owner, State, World};
 use crate::mpa_startup::{Close, Excerpt, Fault, Time};
-
-/// Most lines in a second: peers and programs can cause failures without end.
-const MAX_LINES: u32 = 100;
-
-/// The lines of this second.
-#[derive(Debug, Default)]
-pub(super) struct Lines {
-    second: u64,
-    lines: u32,
-}
-
-impl Lines {
-    /// Whether another line may be written. Logs how many lines of an earlier second were left out.
-    fn may_say(&mut self, now: Time) -> bool {
-        if self.second != now.as_secs() {
-            let left_out = self.lines.saturating_sub(MAX_LINES);
-            (self.second, self.lines) = (now.as_secs(), 0);
-            if left_out > 0 {
-                tracing::warn!("{left_out} lines on connections that failed were left out");
-            }
-        }
-        self.lines = self.lines.saturating_add(1);
-        self.lines <= MAX_LINES
-    }
-}
 
 /// Why a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +202,43 @@ impl Engine {
         })
     }
 
+    /// The time of an attempt is over.
+    pub(super) fn attempt_due(&mut self, world: &mut World<'_>, handle: u32) {
+        let time = self.attempt_time(handle);
+        let cause = match self.ids.get(&handle).map(|id| &id.state) {
+            Some(State::Connecting(connecting)) => match &connecting.initiator {
+                None => Cause::Silent(time),
+                Some(initiator) => Cause::NoFrame(time, initiator.arrived()),
+            },
+            _ => return,
+        };
+        self.connect_failed(world, handle, cause);
+    }
+
+    /// The stream of an attempt ended.
+    pub(super) fn attempt_closed(&mut self, world: &mut World<'_>, handle: u32) {
+        let arrived = match self.ids.get(&handle).map(|id| &id.state) {
+            Some(State::Connecting(connecting)) => connecting.initiator.as_ref(),
+            _ => None,
+        };
+        let arrived = arrived.map(|initiator| initiator.arrived()).unwrap_or_default();
+        self.connect_failed(world, handle, Cause::Ended(arrived));
+    }
+
+    /// The time for the Request of a stream is over.
+    pub(super) fn request_due(&mut self, world: &mut World<'_>, sid: u32) {
+        if let Some(Owner::Listener(_, responder)) = self.streams.get(&sid) {
+            let time = self.default_policy.settings.responder_timeout;
+            let cause = Cause::NoFrame(time, responder.arrived());
+            self.say_no_request(world, sid, cause);
+        }
+    }
+
+    /// The time for the RTR frame is over.
+    pub(super) fn rtr_frame_due(&mut self, world: &mut World<'_>, handle: u32) {
+        self.answer_failed(world, handle, Cause::NoFirstFpdu(Errno::TIMEDOUT));
+    }
+
     /// Ends a connection attempt that failed, and reports the error.
     pub(super) fn connect_failed(&mut self, world: &mut World<'_>, handle: u32, cause: Cause) {
         let Some(id) = self.ids.get_mut(&handle) else {
@@ -310,21 +322,5 @@ impl Engine {
         let outcome = (CmEvent::Unreachable, status);
         self.say_failed(world.now, handle, "rdma_connect to", cause, outcome);
         self.report(world, handle, outcome.0, status, params);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_second_has_a_limited_number_of_lines() {
-        let mut lines = Lines::default();
-        let mut in_second = |second| {
-            (0..300)
-                .filter(|_| lines.may_say(Time::from_secs(second)))
-                .count()
-        };
-        assert_eq!((in_second(7), in_second(8)), (100, 100));
     }
 }

@@ -9,9 +9,10 @@ use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use zerocopy::FromZeros;
 
 use super::abi::{CmAddress, DatagramParam, EventResponse};
+use super::messages::Message;
 use super::{
-    CmEvent, Engine, Event, EventParams, Id, Key, Listener, MAX_IDS, Message, Notice, Owner, PS_DATAGRAMS,
-    PS_IB, PS_TCP, State, World,
+    CmEvent, Engine, Event, EventParams, Id, Key, Listener, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB,
+    PS_TCP, State, World,
 };
 use crate::mpa_startup::Close;
 
@@ -227,8 +228,8 @@ impl Engine {
     ///
     /// # Errors
     /// `EINVAL` for an id without a connection; on a RoCE NIC also for another event than
-    /// communication established, and for a connection that was not accepted, and `EISCONN` if it is
-    /// established (`ib_cm_notify` of the kernel).
+    /// communication established, and for a connection that was not accepted, and `EISCONN` if it
+    /// is established (`ib_cm_notify` of the kernel).
     pub fn notify(&mut self, channel: u64, handle: u32, event: u32) -> Result<(), Errno> {
         let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
@@ -242,7 +243,8 @@ impl Engine {
                 PATH_MIGRATED => Ok(()),
                 _ => Err(Errno::INVAL),
             },
-            // The message that the program received is the first FPDU, which reports the connection.
+            // The message that the program received is the first FPDU, which reports the
+            // connection.
             (true, State::Opening { .. } | State::AwaitingRtrFrame(_))
                 if event == COMMUNICATION_ESTABLISHED =>
             {

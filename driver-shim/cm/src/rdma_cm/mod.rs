@@ -53,6 +53,7 @@ mod datagrams;
 mod device;
 mod failures;
 mod ids;
+mod lines;
 mod messages;
 mod passive;
 #[cfg(test)]
@@ -66,14 +67,11 @@ use rustix::io::Errno;
 use urnic_wire::mad::{MAD_LEN, ServiceRequest};
 
 use crate::carrier::{Attachment, StreamOwner, Terms};
-use crate::mpa_startup::{
-    Accepted, Close, Depths, Excerpt, Initiator, Negotiated, Responder, Settings, Time,
-};
+use crate::mpa_startup::{Accepted, Close, Depths, Initiator, Negotiated, Responder, Settings, Time};
 use crate::timers::Timers;
 use abi::DatagramParam;
 use command::Parameters;
-use failures::{Cause, Lines};
-use messages::Message;
+use lines::Lines;
 use urnic_config::{Config, Identity};
 
 pub use device::{Arrival, Device, Notice, World};
@@ -370,14 +368,6 @@ struct Connecting {
     deadline: Time,
 }
 
-impl Connecting {
-    /// The bytes of the Reply that have arrived.
-    fn arrived(&self) -> Excerpt {
-        let initiator = self.initiator.as_ref();
-        initiator.map(|initiator| initiator.arrived()).unwrap_or_default()
-    }
-}
-
 /// A lookup at a peer in progress: the request is repeated until a reply comes.
 #[derive(Debug)]
 struct Lookup {
@@ -635,10 +625,8 @@ impl Engine {
                     if let Some(Owner::Early(handle)) = self.streams.get(&sid) {
                         tracing::debug!("stream {sid}: closed: the program did not listen in time");
                         self.remove_early(*handle, sid);
-                    } else if let Some(Owner::Listener(_, responder)) = self.streams.get(&sid) {
-                        let time = self.default_policy.settings.responder_timeout;
-                        let cause = Cause::NoFrame(time, responder.arrived());
-                        self.say_no_request(world, sid, cause);
+                    } else {
+                        self.request_due(world, sid);
                     }
                     self.close_stream(world, sid, Close::Abort);
                 }
@@ -662,19 +650,9 @@ impl Engine {
 
     fn id_due(&mut self, world: &mut World<'_>, handle: u32) {
         match self.ids.get(&handle).map(|id| &id.state) {
-            Some(State::Connecting(connecting)) => {
-                let arrived = connecting.initiator.as_ref().map(|_| connecting.arrived());
-                let time = self.attempt_time(handle);
-                let cause = match arrived {
-                    None => Cause::Silent(time),
-                    Some(arrived) => Cause::NoFrame(time, arrived),
-                };
-                self.connect_failed(world, handle, cause);
-            }
+            Some(State::Connecting(_)) => self.attempt_due(world, handle),
             Some(State::LookingUp(_)) => self.lookup_due(world, handle),
-            Some(State::AwaitingRtrFrame(_)) => {
-                self.answer_failed(world, handle, Cause::NoFirstFpdu(Errno::TIMEDOUT));
-            }
+            Some(State::AwaitingRtrFrame(_)) => self.rtr_frame_due(world, handle),
             Some(State::Opening { qid, .. } | State::Closing { qid }) => {
                 let qid = *qid;
                 world.device.abort(qid);
@@ -782,11 +760,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
                 let state = self.ids.get(&handle).map(|id| &id.state);
                 match state {
                     Some(State::Connecting(_) | State::Answered(_)) => {
-                        let arrived = match &self.ids.get(&handle).map(|id| &id.state) {
-                            Some(State::Connecting(connecting)) => connecting.arrived(),
-                            _ => Excerpt::default(),
-                        };
-                        self.connect_failed(world, handle, Cause::Ended(arrived));
+                        self.attempt_closed(world, handle);
                     }
                     Some(State::Exchanged { .. }) => self.exchange_ended(world, handle),
                     _ => {}

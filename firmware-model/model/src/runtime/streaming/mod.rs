@@ -209,8 +209,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Receives at most the buffer's length, and at least `least` bytes, in streaming mode; an event
-    /// reports completion.
+    /// Receives at most the buffer's length, and at least `least` bytes, in streaming mode; an
+    /// event reports completion.
     pub(crate) fn receive(
         &self,
         schedule: &Schedule,
