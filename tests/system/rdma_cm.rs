@@ -1,9 +1,13 @@
 //! Programs that connect through librdmacm: Debian's own binaries.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
+use urnic_tests::build::compiled;
 use urnic_tests::debian::{Debian, script, suites_turn};
 use urnic_tests::program::{Ended, Program};
+use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
 use urnic_tests::{Pair, or_skip};
@@ -160,6 +164,71 @@ fn a_connect_without_a_listener_is_rejected() {
         printed.contains("RDMA_CM_EVENT_REJECTED, error: -111"),
         "{printed}"
     );
+}
+
+#[test]
+fn events_are_those_of_the_device() {
+    let program = or_skip!(compiled("cm_events"));
+    let program = program.to_str().expect("a path");
+    for identity in ["iwarp", "roce"] {
+        let with = |program: Program| {
+            let program = program.env("URNIC_IDENTITY", identity);
+            program
+                .line(&format!("{identity} 127.0.0.1"))
+                .run_for(LIMIT)
+                .success();
+        };
+        with(Program::new(program));
+        with(Served::start().program(program));
+    }
+}
+
+/// A TCP service that sends these bytes to each initiator, and then nothing.
+fn other_service(bytes: &'static [u8]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        let mut streams = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept() {
+            stream.write_all(bytes).expect("an initiator");
+            streams.push(stream);
+        }
+    });
+    port
+}
+
+#[test]
+fn another_service_ends_an_attempt_with_its_bytes_in_the_log() {
+    or_skip!(installed("rping"));
+    for (identity, event) in [
+        ("iwarp", "RDMA_CM_EVENT_CONNECT_ERROR, status -71"),
+        ("roce", "RDMA_CM_EVENT_REJECTED, status 8"),
+    ] {
+        let port = other_service(b"HTTP/1.1 400 Bad R");
+        let rping = Program::new("rping").line(&format!("-c -a 127.0.0.1 -p {port} -C 1"));
+        let said = rping.env("URNIC_IDENTITY", identity).run().failure();
+        let line = format!(
+            "rdma_connect to 127.0.0.1:{port} failed: the peer does not speak MPA: it sent \
+             \"HTTP/1.1 400 Bad R\" ({event})"
+        );
+        assert!(said.contains(&line), "{said}");
+    }
+}
+
+#[test]
+fn a_listener_resets_what_does_not_speak_mpa() {
+    or_skip!(installed("rping"));
+    let port = free_port();
+    let mut server = Program::new("rping")
+        .line(&format!("-s -a 127.0.0.1 -p {port} -C 1"))
+        .spawn();
+    server.wait_until_listening(port);
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a listener");
+    stream.write_all(b"GET / ").expect("a listener");
+    assert!(stream.read(&mut [0; 1]).is_err(), "the stream is reset");
+    let line = r#"brought no MPA Request: the peer does not speak MPA: it sent "GET / ""#;
+    server.wait_for_output(line, |output| output.contains(line).then_some(()));
+    server.stopped();
 }
 
 #[test]

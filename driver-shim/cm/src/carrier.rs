@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::mpa_startup::{Close, Failure, Negotiated, Responder, ResponderEvent};
+use crate::mpa_startup::{Close, Failure, Fault, Negotiated, Responder, ResponderEvent};
 
 /// The state of a stream's receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Inbox {
 pub trait Carrier {
     /// Sends bytes of an MPA frame.
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno>;
-    /// Requests exactly `len` bytes. The device posts an event when they have arrived.
+    /// Requests at most `len` bytes. The device posts an event when some of them have arrived.
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
     /// The state of a stream's receive buffer, whether a receive is outstanding or not.
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
@@ -77,6 +77,9 @@ pub enum Terms {
     RdmaCm {
         /// The Local ACK Timeout: `RDMA_OPTION_ID_ACK_TIMEOUT`, or the default.
         ack_timeout: u8,
+        /// The device accepts one inbound Read more than `ird`, for the peer's confirmations of
+        /// delivery.
+        spare_read: bool,
         /// Only the negotiated RTR message opens the fence.
         strict_rtr: bool,
         /// The maximum time that a Send of the peer waits for a posted receive; zero: only for the
@@ -99,7 +102,7 @@ pub trait StreamOwner<W> {
     fn arrived(&mut self, world: &mut W, lid: u32, sid: u32);
     /// A stream is connected, or the connection attempt failed.
     fn connected(&mut self, world: &mut W, sid: u32, outcome: Result<(), Errno>);
-    /// The requested bytes of a stream arrived, or fewer if the peer closed it; or an error.
+    /// Some of the requested bytes of a stream arrived, or none if the peer closed it; or an error.
     fn received(&mut self, world: &mut W, sid: u32, bytes: Result<&[u8], Errno>);
     /// A stream ended.
     fn closed(&mut self, world: &mut W, sid: u32);
@@ -112,8 +115,10 @@ pub enum RequestProgress {
     Complete,
     /// The Request is incomplete; its next bytes are requested.
     Incomplete,
-    /// The Request is invalid or cannot arrive: close the stream in this way.
-    Close(Close),
+    /// The Request is invalid: close the stream in this way.
+    Invalid(Fault, Close),
+    /// The Request cannot arrive: reset the stream.
+    Lost,
 }
 
 /// Takes bytes of a Request. Requests missing bytes from the carrier, and sends the error frame
@@ -128,17 +133,20 @@ pub fn receive_request<C: Carrier + ?Sized>(
         Ok(Some(ResponderEvent::Request)) => RequestProgress::Complete,
         Ok(_) => match carrier.receive(sid, responder.bytes_needed()) {
             Ok(()) => RequestProgress::Incomplete,
-            Err(_) => RequestProgress::Close(Close::Abort),
+            Err(_) => RequestProgress::Lost,
         },
         Err(failure) => {
             tracing::debug!("stream {sid}: {failure}");
             let Failure {
-                close, final_frame, ..
+                fault,
+                close,
+                final_frame,
+                ..
             } = failure;
             if let Some(frame) = final_frame {
                 let _ = carrier.send(sid, &frame);
             }
-            RequestProgress::Close(close)
+            RequestProgress::Invalid(fault, close)
         }
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
 use urnic_device::stream::{
-    Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, attach, input, listen, rtr,
+    Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, Receive, attach, input,
+    listen, rtr,
 };
 use urnic_device::vocabulary::QpKind;
 use zerocopy::FromZeros;
@@ -95,12 +96,16 @@ impl Streams<'_> {
             } => self.apply_native_terms(&qp, unreliable, attachment.delivered, rnr_timeout)?,
             Terms::RdmaCm {
                 ack_timeout,
+                spare_read,
                 strict_rtr,
                 rnr_grace,
             } => {
                 let stall = self.apply_rdma_cm_terms(&qp, ack_timeout, rnr_grace)?;
                 let flag = |on, flag| if on { flag } else { 0 };
-                stall | flag(strict_rtr, attach::STRICT_RTR) | flag(attachment.delivered, attach::DELIVERED)
+                stall
+                    | flag(strict_rtr, attach::STRICT_RTR)
+                    | flag(attachment.delivered, attach::DELIVERED)
+                    | flag(spare_read, attach::SPARE_READ)
             }
         };
         if let Some(negotiated) = &attachment.negotiated {
@@ -191,9 +196,13 @@ impl Carrier for Streams<'_> {
 
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno> {
         let buffer = self.driver.pool().allocate(len)?;
+        let arguments = Receive {
+            sid: sid.into(),
+            least: 1.into(),
+        };
         self.driver
             .commands()
-            .output(Opcode::StreamReceive, &Handle { id: sid.into() }, &buffer, len)?;
+            .output(Opcode::StreamReceive, &arguments, &buffer, len)?;
         self.buffers.insert(sid, buffer);
         Ok(())
     }

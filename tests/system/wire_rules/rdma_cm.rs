@@ -316,9 +316,11 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
     let data: Vec<u8> = (0..512).map(|at| at as u8 ^ 0x5a).collect();
     for (revision, word, len) in [
         (1, None, 512),
+        (1, None, 256),
         (1, None, 255),
         (1, None, 1),
         (2, Some(0x8010_c008_u32), 508),
+        (2, Some(0x8010_c008), 256),
         (2, Some(0x8010_c008), 255),
     ] {
         let word_bytes = word.map_or(Vec::new(), |word| word.to_be_bytes().to_vec());
@@ -328,9 +330,16 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
             revision,
             private_data: [&word_bytes[..], &data[..len]].concat(),
         };
-        // The program may get 255 bytes, and send as many.
+        // The program may get 255 bytes, and send as many. The frame is valid beyond that, but
+        // there is no program for it.
+        if len > 255 {
+            let mut peer = scene.connect(&frame.to_bytes());
+            assert_eq!(peer.read_to_end().0, b"", "{len} bytes");
+            assert!(scene.target.is_quiet());
+            continue;
+        }
         let (event, mut peer, reply) = scene.accepted(&frame.to_bytes(), DEPTHS, &data[..255]);
-        assert_eq!(event.private_data, data[..len.min(255)]);
+        assert_eq!(event.private_data, data[..len]);
         assert_eq!(reply.private_data[word_bytes.len()..], data[..255]);
         if word.is_none() {
             scene.target.expects_event(event.about, cm_event::ESTABLISHED, 0);

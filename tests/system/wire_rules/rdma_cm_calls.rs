@@ -118,16 +118,24 @@ fn every_request_vector_is_sent() {
 fn empa_04_private_data_is_exact_in_both_directions() {
     let mut target = or_skip!(CmTargetProcess::start(&[]));
     let data: Vec<u8> = (0..508).map(|at| at as u8 ^ 0x33).collect();
-    let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &data[..255]);
-    let request = Frame::read(&mut peer);
-    assert_eq!(request.private_data[..4], hex("8010c008"));
-    assert_eq!(request.private_data[4..], data[..255]);
-    peer.send(&hex(&format!("{REPLY_KEY} 50020200 80088010")));
-    peer.send(&data);
-    let event = target.expects_event(id, cm_event::ESTABLISHED, 0);
-    assert_eq!(event.private_data, data[..255]);
-    assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
-    works(&mut target, id, &mut peer, 1);
+    for len in [256, 508, 255] {
+        let (id, mut peer, _listener) = target.connects_to_peer(DEPTHS, &data[..255]);
+        let request = Frame::read(&mut peer);
+        assert_eq!(request.private_data[..4], hex("8010c008"));
+        assert_eq!(request.private_data[4..], data[..255]);
+        peer.send(&hex(&format!("{REPLY_KEY} 5002 {:04x} 80088010", 4 + len)));
+        peer.send(&data[..len]);
+        if len > 255 {
+            // A program cannot get them.
+            target.expects_event(id, cm_event::CONNECT_ERROR, -EPROTO);
+            target.destroys(id);
+            continue;
+        }
+        let event = target.expects_event(id, cm_event::ESTABLISHED, 0);
+        assert_eq!(event.private_data, data[..len]);
+        assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
+        works(&mut target, id, &mut peer, 1);
+    }
     target.quits();
 }
 

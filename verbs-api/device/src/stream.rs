@@ -1,7 +1,7 @@
 //! Streams: the TCP offload.
 //!
 //! The device owns TCP. A stream begins in *streaming mode*, in which the host runs MPA start-up
-//! over it (RFC 5044 §7, RFC 6581) with small sends and receives of exactly n bytes, so that no
+//! over it (RFC 5044 §7, RFC 6581) with small sends and receives of at most n bytes, so that no
 //! FPDU byte ever reaches the host. The host then *attaches* the stream to a queue pair with the
 //! negotiated parameters, and the device frames, checks, places and completes on its own: the split
 //! of RFC 6581 §4.4.3.
@@ -71,6 +71,14 @@ layouts! {
         remote: Endpoint,
         /// The available input: [`input`].
         input: U32,
+    }
+    /// Arguments of `StreamReceive`.
+    Receive {
+        /// The stream.
+        sid: U32,
+        /// Bytes with which the receive ends: as soon as this many have arrived, with all that
+        /// have; 0 = when the output buffer is full.
+        least: U32,
     }
     /// Arguments of `StreamClose`.
     Close {

@@ -136,15 +136,22 @@ impl FrameKind {
         }
     }
 
+    const ALL: [Self; 4] = [
+        Self::Request,
+        Self::Reply,
+        Self::Rtr(RtrKey::Hex),
+        Self::Rtr(RtrKey::Text),
+    ];
+
     fn from_key(key: &[u8; KEY_LEN]) -> Option<Self> {
-        [
-            Self::Request,
-            Self::Reply,
-            Self::Rtr(RtrKey::Hex),
-            Self::Rtr(RtrKey::Text),
-        ]
-        .into_iter()
-        .find(|kind| kind.key() == key)
+        Self::ALL.into_iter().find(|kind| kind.key() == key)
+    }
+
+    /// Whether `bytes`, the first of a stream, can be the beginning of a frame: its key is not
+    /// complete, or it is one of the keys.
+    pub fn may_begin(bytes: &[u8]) -> bool {
+        let key = bytes.get(..KEY_LEN).unwrap_or(bytes);
+        Self::ALL.iter().any(|kind| kind.key().starts_with(key))
     }
 
     /// Whether two kinds are equal, apart from the spelling of an RTR frame's key.

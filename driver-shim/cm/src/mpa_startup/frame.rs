@@ -1,8 +1,12 @@
 //! Start-up frames: a frame that is being received, the bytes of a frame to send, and the end of a
 //! start-up whose frames are wrong or missing.
 
-use urnic_wire::mpa::startup::{HEADER_LEN, MAX_PRIVATE_DATA, StartupError, StartupFrame, StartupHeader};
+use urnic_wire::mpa::startup::{
+    FrameKind, HEADER_LEN, MAX_PRIVATE_DATA, StartupError, StartupFrame, StartupHeader,
+};
 use urnic_wire::rdmap::TerminateError;
+
+use std::fmt;
 
 /// A frame that is being received.
 #[derive(Debug, Default)]
@@ -21,9 +25,14 @@ impl Incoming {
         HEADER_LEN + self.header.map_or(0, |header| header.private_data_len)
     }
 
-    /// Takes the bytes that belong to the frame. `check` examines the header as soon as it is
-    /// complete, so that the first 20 bytes identify a wrong peer. Returns the number of bytes
-    /// taken.
+    /// The bytes that have arrived.
+    pub(super) fn arrived(&self) -> Excerpt {
+        Excerpt::of(&self.bytes)
+    }
+
+    /// Takes the bytes that belong to the frame. The first byte that no frame has identifies a
+    /// wrong peer, and `check` examines the header as soon as it is complete. Returns the number of
+    /// bytes taken.
     pub(super) fn take(
         &mut self,
         mut bytes: &[u8],
@@ -34,6 +43,9 @@ impl Incoming {
             let (now, rest) = bytes.split_at(self.bytes_needed().min(bytes.len()));
             self.bytes.extend_from_slice(now);
             bytes = rest;
+            if !FrameKind::may_begin(&self.bytes) {
+                return Err(Fault::NotMpa(self.arrived()).into());
+            }
             if self.header.is_some() || self.bytes_needed() > 0 {
                 return Ok(all - bytes.len());
             }
@@ -65,18 +77,60 @@ pub(super) fn frame(frame: &StartupFrame<'_>) -> Result<Vec<u8>, PrivateDataTooL
     Ok(bytes)
 }
 
+/// The first bytes of a peer that should have sent a frame, for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Excerpt {
+    bytes: [u8; HEADER_LEN],
+    len: usize,
+}
+
+impl Excerpt {
+    fn of(bytes: &[u8]) -> Excerpt {
+        let len = bytes.len().min(HEADER_LEN);
+        let mut excerpt = Excerpt {
+            len,
+            ..Excerpt::default()
+        };
+        for (to, from) in excerpt.bytes.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        excerpt
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Display for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "\"{}\"",
+            self.bytes.get(..self.len).unwrap_or_default().escape_ascii()
+        )
+    }
+}
+
 /// The fault that ended a start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The peer sent bytes that are not a frame, or not the frame that was due.
     #[error(transparent)]
     Frame(#[from] StartupError),
+    /// The peer sent bytes with which no frame begins.
+    #[error("the peer does not speak MPA: it sent {0}")]
+    NotMpa(Excerpt),
     /// Bytes after the Request: an initiator sends nothing before the Reply (RFC 5044 §7.1.2).
     #[error("{0} bytes after the MPA Request: an initiator must wait for the Reply")]
     Trailing(usize),
     /// The Reply to an enhanced Request is not enhanced (RFC 6581 §10).
     #[error("the MPA Reply to an enhanced Request has revision {0} and no IRD/ORD word")]
     NotEnhanced(u8),
+    /// More private data than the ULP can take.
+    #[error("{0} bytes of private data: programs can take 255")]
+    PrivateData(usize),
     /// The peer uses revision 0, defined by the RDMA Consortium (RFC 5044 appendix C).
     #[error("the peer uses MPA revision 0, which is not supported")]
     Rdmac,
@@ -93,9 +147,12 @@ impl Fault {
     /// stream that ended or timed out.
     pub const fn mpa_error(self) -> TerminateError {
         match self {
-            Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => {
-                TerminateError::MpaStartup
-            }
+            Fault::Frame(_)
+            | Fault::NotMpa(_)
+            | Fault::Trailing(_)
+            | Fault::NotEnhanced(_)
+            | Fault::PrivateData(_)
+            | Fault::Rdmac => TerminateError::MpaStartup,
             Fault::Timeout | Fault::Closed => TerminateError::MpaConnectionLost,
         }
     }

@@ -2,7 +2,7 @@
 
 use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, StartupFrame, StartupHeader};
 
-use super::frame::{Close, Failure, Fault, Incoming, PrivateDataTooLong, frame};
+use super::frame::{Close, Excerpt, Failure, Fault, Incoming, PrivateDataTooLong, frame};
 use super::negotiate::{self, Depths, Negotiated, Offer, Settings, Time, terminate};
 
 /// The state machine of an initiator: its Request is sent, and the Reply is due.
@@ -108,7 +108,9 @@ impl Initiator {
     /// initiator after an error.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(usize, Option<Answer>), Failure> {
         let enhanced = self.offer.is_some();
-        let taken = self.incoming.take(bytes, |header| check(header, enhanced))?;
+        let taken = self
+            .incoming
+            .take(bytes, |header| check(header, enhanced, &self.settings))?;
         let Some((header, private_data)) = self.incoming.whole() else {
             return Ok((taken, None));
         };
@@ -158,18 +160,22 @@ impl Initiator {
         }))
     }
 
-    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: all of them,
-    /// fewer because the stream ended, or an error.
+    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: some of them,
+    /// none because the stream ended, or an error.
     ///
     /// # Errors
     /// The errors of [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<Answer>, Failure> {
-        let needed = self.bytes_needed();
         let bytes = arrived.map_err(|_| self.closed())?;
-        match self.receive(bytes)? {
-            (_, None) if bytes.len() < needed => Err(self.closed()),
-            (_, answer) => Ok(answer),
+        if bytes.is_empty() {
+            return Err(self.closed());
         }
+        Ok(self.receive(bytes)?.1)
+    }
+
+    /// The bytes of the Reply that have arrived, for the log.
+    pub fn arrived(&self) -> Excerpt {
+        self.incoming.arrived()
     }
 
     /// The connection ended before the Reply.
@@ -197,7 +203,7 @@ impl Accepted {
     }
 }
 
-fn check(header: StartupHeader, enhanced: bool) -> Result<StartupHeader, Failure> {
+fn check(header: StartupHeader, enhanced: bool, settings: &Settings) -> Result<StartupHeader, Failure> {
     if header.kind == FrameKind::Reply && header.revision == 0 {
         return Err(Failure {
             close: Close::Orderly,
@@ -206,6 +212,7 @@ fn check(header: StartupHeader, enhanced: bool) -> Result<StartupHeader, Failure
     }
     let highest = if enhanced { 2 } else { 1 };
     let header = header.require(FrameKind::Reply, 1..=highest)?;
+    settings.check_private_data(header)?;
     if enhanced && !header.has_word() && !header.flags.reject {
         return Err(Failure {
             fall_back: true,

@@ -23,7 +23,7 @@ mod responder;
 #[cfg(test)]
 mod tests;
 
-pub use frame::{Close, Failure, Fault, PrivateDataTooLong};
+pub use frame::{Close, Excerpt, Failure, Fault, PrivateDataTooLong};
 pub use initiator::{Accepted, Answer, Initiator, Rejected};
 pub use negotiate::{Depths, Negotiated, Offer, Rtr, Settings, Time, terminate};
 pub use responder::{Reply, Request, Responder, ResponderEvent};

@@ -6,7 +6,11 @@ use std::time::Duration;
 use urnic_wire::ddp::UNTAGGED_LEN;
 use urnic_wire::mpa::fpdu::{self, CrcMode, fpdu_len};
 use urnic_wire::mpa::marker::{self, marked_len};
-use urnic_wire::mpa::startup::{EnhancedWord, MAX_DEPTH, NO_NEGOTIATION, RtrKey};
+use urnic_wire::mpa::startup::{
+    EnhancedWord, MAX_DEPTH, MAX_PRIVATE_DATA, NO_NEGOTIATION, RtrKey, StartupHeader, WORD_LEN,
+};
+
+use super::frame::Fault;
 use urnic_wire::rdmap::Terminate;
 
 use urnic_config::{Mpa, RtrTypes};
@@ -29,12 +33,32 @@ pub struct Settings {
     /// disabled. Use it only for peers that support it, since soft-iWARP echoes flags that it does
     /// not support. Revision 2 takes precedence.
     pub rtr_frame: Option<RtrKey>,
+    /// This end accepts one inbound Read more than it negotiates, so a Read as RTR message needs no
+    /// place.
+    pub spare_read: bool,
+    /// Maximum private data of the peer, without the enhanced word.
+    pub max_private_data: usize,
     /// The time that an initiator allows for the whole exchange.
     pub initiator_timeout: Duration,
     /// The time that a responder waits for the Request.
     pub responder_timeout: Duration,
     /// The time that a responder waits for the first FPDU after its Reply.
     pub rtr_timeout: Duration,
+}
+
+impl Settings {
+    /// Refuses a frame with more private data than the ULP can take.
+    ///
+    /// # Errors
+    /// [`Fault::PrivateData`].
+    pub(super) fn check_private_data(&self, header: StartupHeader) -> Result<(), Fault> {
+        let word = if header.has_word() { WORD_LEN } else { 0 };
+        let len = header.private_data_len.saturating_sub(word);
+        match len > self.max_private_data {
+            true => Err(Fault::PrivateData(len)),
+            false => Ok(()),
+        }
+    }
 }
 
 impl From<&Mpa> for Settings {
@@ -45,6 +69,8 @@ impl From<&Mpa> for Settings {
             revision: mpa.revision,
             rtr: mpa.rtr_types,
             rtr_frame: None,
+            spare_read: false,
+            max_private_data: MAX_PRIVATE_DATA,
             initiator_timeout: mpa.startup_timeout_initiator,
             responder_timeout: mpa.startup_timeout_responder,
             rtr_timeout: mpa.rtr_timeout,
@@ -195,11 +221,11 @@ pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
 pub(super) fn answer(
     request: EnhancedWord,
     own: Depths,
-    rtr: RtrTypes,
+    settings: &Settings,
 ) -> (EnhancedWord, Depths, Option<Rtr>) {
     let ours = [Rtr::Read, Rtr::Write, Rtr::Send]
         .into_iter()
-        .filter(|r| r.is_of(rtr));
+        .filter(|r| r.is_of(settings.rtr));
     let chosen = request
         .peer_to_peer
         .then(|| {
@@ -216,7 +242,7 @@ pub(super) fn answer(
     };
     // A Read as RTR message occupies a place even if the initiator declares that it sends no other
     // Read, as NFS clients do.
-    let least = u16::from(chosen == Some(Rtr::Read));
+    let least = u16::from(chosen == Some(Rtr::Read) && !settings.spare_read);
     let ird = match decode_depth(request.ord) {
         Some(requested) => Some(own.ird.unwrap_or(requested).max(least).min(MAX_DEPTH)),
         None => own.ird,

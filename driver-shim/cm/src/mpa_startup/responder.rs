@@ -4,7 +4,7 @@ use urnic_wire::mpa::startup::{
     EnhancedWord, FrameKind, NO_NEGOTIATION, RtrKey, StartupFlags, StartupFrame, StartupHeader,
 };
 
-use super::frame::{Close, Failure, Fault, Incoming, PrivateDataTooLong, frame};
+use super::frame::{Close, Excerpt, Failure, Fault, Incoming, PrivateDataTooLong, frame};
 use super::negotiate::{self, Depths, Negotiated, Settings, Time};
 
 /// The state machine of a responder.
@@ -175,7 +175,7 @@ impl Responder {
         };
         let answer = request
             .word
-            .map(|word| negotiate::answer(word, own, self.settings.rtr));
+            .map(|word| negotiate::answer(word, own, &self.settings));
         let (depths, rtr) = answer.map_or((Depths::default(), None), |(_, depths, rtr)| (depths, rtr));
         let rtr_frame = self.settings.rtr_frame.is_some() && request.revision == 1 && request.flags.enhanced;
         let crc = self.settings.crc || request.flags.crc;
@@ -235,7 +235,7 @@ impl Responder {
                     ird: Some(0),
                     ord: Some(0),
                 },
-                self.settings.rtr,
+                &self.settings,
             );
             EnhancedWord {
                 ord: required_ord.map_or(word.ord, |ord| ord.min(NO_NEGOTIATION)),
@@ -274,18 +274,22 @@ impl Responder {
         self.reject(&[], None).ok()
     }
 
-    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: all of them,
-    /// fewer because the stream ended, or an error.
+    /// Takes the result of a receive of [`bytes_needed`](Self::bytes_needed) bytes: some of them,
+    /// none because the stream ended, or an error.
     ///
     /// # Errors
     /// The errors of [`receive`](Self::receive); the stream ended too early.
     pub fn take<E>(&mut self, arrived: Result<&[u8], E>) -> Result<Option<ResponderEvent>, Failure> {
-        let needed = self.bytes_needed();
         let bytes = arrived.map_err(|_| self.closed())?;
-        match self.receive(bytes)? {
-            (_, None) if bytes.len() < needed => Err(self.closed()),
-            (_, event) => Ok(event),
+        if bytes.is_empty() {
+            return Err(self.closed());
         }
+        Ok(self.receive(bytes)?.1)
+    }
+
+    /// The bytes of the frame that is due which have arrived, for the log.
+    pub fn arrived(&self) -> Excerpt {
+        self.incoming.arrived()
     }
 
     /// The connection ended.
@@ -324,5 +328,7 @@ fn check(header: StartupHeader, settings: &Settings) -> Result<StartupHeader, Fa
             ..Fault::Rdmac.into()
         });
     }
-    Ok(header.require(FrameKind::Request, 1..=settings.revision)?)
+    let header = header.require(FrameKind::Request, 1..=settings.revision)?;
+    settings.check_private_data(header)?;
+    Ok(header)
 }

@@ -67,7 +67,8 @@ impl Engine {
         match receive_request(responder, world.streams, sid, bytes) {
             RequestProgress::Complete => self.answer(world, sid),
             RequestProgress::Incomplete => {}
-            RequestProgress::Close(how) => self.close_stream(world, sid, how),
+            RequestProgress::Invalid(_, how) => self.close_stream(world, sid, how),
+            RequestProgress::Lost => self.close_stream(world, sid, Close::Abort),
         }
     }
 

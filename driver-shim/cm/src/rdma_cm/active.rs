@@ -8,9 +8,11 @@ use urnic_wire::mad::{ServiceReply, ServiceStatus};
 
 use super::addresses::with_port;
 use super::command::Parameters;
+use super::failures::Cause;
+use super::messages::{Message, REJECTED_BY_PROGRAM};
 use super::{
-    Answered, CmEvent, ConnPolicy, Connecting, Engine, Key, Location, Notice, Owner, PS_IB, PS_TCP, State,
-    World,
+    Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
+    PS_TCP, State, World,
 };
 use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
@@ -39,6 +41,8 @@ impl Engine {
         if !matches!(id.state, State::RouteResolved) {
             return Err(Errno::INVAL);
         }
+        Message::Request.check(self.identity, &parameters.private_data)?;
+        let id = self.own(channel, handle)?;
         let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
         let ConnPolicy {
             settings, own_ports, ..
@@ -65,7 +69,10 @@ impl Engine {
         };
         match connecting {
             Ok(()) => Ok(()),
-            Err(connecting) => self.start_connecting(world, handle, connecting),
+            Err(connecting) => {
+                let started = self.start_connecting(world, handle, connecting);
+                started.inspect_err(|errno| self.say_refused(world.now, "rdma_connect", remote, *errno))
+            }
         }
     }
 
@@ -115,7 +122,7 @@ impl Engine {
             self.streams.remove(&sid);
             return match errno {
                 Errno::CONNREFUSED => self.connect_refused(world, handle),
-                _ => self.connect_failed(world, handle, errno),
+                _ => self.connect_failed(world, handle, Cause::Refused(errno, Location::Unknown)),
             };
         }
         let Some(remote) = self.ids.get(&handle).and_then(|id| id.remote) else {
@@ -137,7 +144,7 @@ impl Engine {
         let parameters = &connecting.parameters;
         let offer = connecting.enhanced.then(|| Offer {
             peer_to_peer: policy.peer_to_peer,
-            depths: policy.depths(parameters),
+            depths: policy.depths(parameters, id.known_peer),
             max_ird: max_ird.into(),
         });
         let begun = Initiator::new(policy.settings, offer, &parameters.private_data, world.now)
@@ -149,7 +156,7 @@ impl Engine {
             });
         match begun {
             Ok(initiator) => connecting.initiator = Some(Box::new(initiator)),
-            Err(errno) => self.connect_failed(world, handle, errno),
+            Err(errno) => self.connect_failed(world, handle, Cause::Refused(errno, Location::Unknown)),
         }
     }
 
@@ -165,22 +172,37 @@ impl Engine {
             Ok(None) => {
                 let bytes_needed = initiator.bytes_needed();
                 if let Err(errno) = world.device.receive(sid, bytes_needed) {
-                    self.connect_failed(world, handle, errno);
+                    self.connect_failed(world, handle, Cause::Refused(errno, Location::Unknown));
                 }
             }
             Ok(Some(Answer::Accepted(accepted))) => self.accepted(world, handle, accepted),
             Ok(Some(Answer::Rejected(Rejected { word, private_data }))) => {
-                let params = self.event_params(word, private_data);
+                let params = self.event_params(Message::Reject, word, private_data);
                 self.timers.set(Key::Id(handle), None);
                 self.close_stream(world, sid, Close::Orderly);
                 if let Some(id) = self.ids.get_mut(&handle) {
                     id.state = State::Over;
                 }
-                let status = -Errno::CONNREFUSED.raw_os_error();
-                self.report(world, handle, CmEvent::Rejected, status, params);
+                self.rejected(world, handle, params);
             }
             Err(failure) => self.reply_failed(world, handle, failure),
         }
+    }
+
+    /// Reports that the peer's program rejected the Request.
+    fn rejected(&mut self, world: &mut World<'_>, handle: u32, params: EventParams) {
+        let (status, params) = match self.identity.is_roce() {
+            // A REJ has no depths.
+            true => (
+                REJECTED_BY_PROGRAM,
+                EventParams {
+                    private_data: params.private_data,
+                    ..EventParams::default()
+                },
+            ),
+            false => (-Errno::CONNREFUSED.raw_os_error(), params),
+        };
+        self.report(world, handle, CmEvent::Rejected, status, params);
     }
 
     /// Handles a start-up without a usable Reply. The peer may support only revision 1 (RFC 6581
@@ -193,11 +215,14 @@ impl Engine {
             return;
         };
         let (sid, again) = (connecting.sid, connecting.enhanced && failure.fall_back);
-        tracing::debug!("id {handle}: {failure}");
         if !again {
-            return self.connect_failed(world, handle, errno_of(failure.fault));
+            let cause = match (failure.fault, &connecting.initiator) {
+                (Fault::Closed, Some(initiator)) => Cause::Ended(initiator.arrived()),
+                (fault, _) => Cause::Fault(fault),
+            };
+            return self.connect_failed(world, handle, cause);
         }
-        tracing::debug!("id {handle}: connects again with MPA revision 1");
+        tracing::debug!("id {handle}: connects again with MPA revision 1, since: {failure}");
         let State::Connecting(mut connecting) = std::mem::replace(&mut id.state, State::Over) else {
             return;
         };
@@ -206,12 +231,12 @@ impl Engine {
         id.picked = true;
         self.close_stream(world, sid, failure.close);
         if let Err(errno) = self.start_connecting(world, handle, connecting) {
-            self.connect_failed(world, handle, errno);
+            self.connect_failed(world, handle, Cause::Refused(errno, Location::Unknown));
         }
     }
 
     fn accepted(&mut self, world: &mut World<'_>, handle: u32, accepted: Accepted) {
-        let params = self.event_params(accepted.word, accepted.private_data.clone());
+        let params = self.event_params(Message::Reply, accepted.word, accepted.private_data.clone());
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
@@ -232,29 +257,32 @@ impl Engine {
             return self.report(world, handle, CmEvent::ConnectResponse, 0, params);
         }
         match self.establish(world, handle) {
-            Ok(()) => self.report(world, handle, CmEvent::Established, 0, params),
-            Err(errno) => {
-                self.report_failure(world, handle, CmEvent::ConnectError, errno);
+            Ok(()) => {
+                self.report(world, handle, CmEvent::Established, 0, params);
+                if let Some(id) = self.ids.get(&handle).filter(|id| id.ends) {
+                    let _ = self.disconnect(world, id.channel, handle);
+                }
             }
+            Err(cause) => self.establish_failed(world, handle, cause),
         }
     }
 
     /// Attaches the stream of an accepted Request to its queue pair: RDMA mode begins.
     ///
     /// # Errors
-    /// `EINVAL` without a queue pair that can be attached; `EPROTO` if negotiation failed, which a
-    /// Terminate reports to the peer.
-    pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
+    /// There is no queue pair that can be attached; negotiation failed, which a Terminate reports
+    /// to the peer.
+    pub(super) fn establish(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Cause> {
         let Some(State::Answered(answered)) = self.ids.get(&handle).map(|id| &id.state) else {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.into());
         };
         let (sid, qpn) = (answered.sid, answered.parameters.qpn);
         let local = self.ids.get(&handle).and_then(|id| id.local);
         let qid = self.queue_pair_for(world, local, qpn);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let (ack_timeout, remote) = (id.ack_timeout, id.remote.ok_or(Errno::INVAL)?);
+        let remote = id.remote.ok_or(Errno::INVAL)?;
         let State::Answered(answered) = std::mem::replace(&mut id.state, State::Over) else {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.into());
         };
         let Answered {
             parameters, accepted, ..
@@ -263,29 +291,28 @@ impl Engine {
             Ok(Some(qid)) => qid,
             Ok(None) => {
                 tracing::debug!("id {handle}: qp {qpn:#08x} is not attached: only private data is exchanged");
-                return self.exchanged(world, handle, sid);
+                return Ok(self.exchanged(world, handle, sid)?);
             }
             Err(errno) => {
                 self.close_accepted(world, sid, &accepted);
-                return Err(errno);
+                return Err(errno.into());
             }
         };
         let negotiated = accepted.negotiated;
-        let attachment = self
-            .policy(remote.ip())
-            .attachment(qid, negotiated, &parameters, ack_timeout);
+        let policy = self.policy(remote.ip());
+        let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
+        let attachment = policy.attachment(qid, negotiated, &parameters, id);
         let framed = match &accepted.rtr_frame {
             Some(frame) => world.device.send(sid, frame),
             None => Ok(()),
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
             self.close_accepted(world, sid, &accepted);
-            return Err(errno);
+            return Err(errno.into());
         }
         self.streams.remove(&sid);
         if let Some(control) = negotiated.terminate {
-            tracing::debug!("id {handle}: start-up ends with Terminate {control:#010x}");
-            return Err(Errno::PROTO);
+            return Err(Cause::Terminate(control));
         }
         self.queue_pairs.insert(qid, handle);
         self.notices.push(Notice::Open(qid));
@@ -302,36 +329,6 @@ impl Engine {
         let terminated = accepted.word.is_some() && world.device.send(sid, &frame).is_ok();
         let how = if terminated { Close::Orderly } else { Close::Abort };
         self.close_stream(world, sid, how);
-    }
-
-    /// Ends a connection attempt that failed, and reports the error.
-    pub(super) fn connect_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
-        let Some(id) = self.ids.get_mut(&handle) else {
-            return;
-        };
-        let sid = match std::mem::replace(&mut id.state, State::Over) {
-            State::LookingUp(lookup) => {
-                self.forget_lookup(&lookup);
-                None
-            }
-            State::Connecting(connecting) => Some(connecting.sid),
-            State::Answered(answered) => Some(answered.sid),
-            _ => None,
-        };
-        self.timers.set(Key::Id(handle), None);
-        if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
-            self.close_stream(world, sid, Close::Abort);
-        }
-        self.report_failure(world, handle, CmEvent::of_failure(errno), errno);
-    }
-}
-
-/// The error number for the fault of a start-up.
-fn errno_of(fault: Fault) -> Errno {
-    match fault {
-        Fault::Closed => Errno::CONNRESET,
-        Fault::Timeout => Errno::TIMEDOUT,
-        Fault::Frame(_) | Fault::Trailing(_) | Fault::NotEnhanced(_) | Fault::Rdmac => Errno::PROTO,
     }
 }
 
@@ -365,8 +362,10 @@ impl Engine {
         let port = match (reply.status, u16::try_from(reply.qpn)) {
             (ServiceStatus::UNSUPPORTED, _) => return self.not_located(world, handle, Location::Absent),
             (ServiceStatus::VALID, Ok(port @ 1..)) => port,
-            (ServiceStatus::VALID, _) => return self.connect_failed(world, handle, Errno::PROTO),
-            _ => return self.connect_failed(world, handle, Errno::CONNREFUSED),
+            (ServiceStatus::VALID, _) => {
+                return self.connect_failed(world, handle, Cause::BadPort(reply.qpn));
+            }
+            (status, _) => return self.connect_failed(world, handle, Cause::ServiceRefused(status.0)),
         };
         tracing::debug!("id {handle}: the service has TCP port {port}");
         self.connect_at(world, handle, Location::Known, Some(port));
@@ -380,7 +379,7 @@ impl Engine {
         match asks_first {
             true => self.connect_at(world, handle, location, None),
             // It was tried before.
-            false => self.connect_failed(world, handle, Errno::CONNREFUSED),
+            false => self.connect_failed(world, handle, Cause::Refused(Errno::CONNREFUSED, location)),
         }
     }
 
@@ -390,9 +389,12 @@ impl Engine {
             return;
         };
         connecting.location = location;
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.known_peer = location == Location::Known;
+        }
         connecting.port = port.unwrap_or(connecting.port);
         if let Err(errno) = self.start_connecting(world, handle, connecting) {
-            self.connect_failed(world, handle, errno);
+            self.connect_failed(world, handle, Cause::Refused(errno, Location::Unknown));
         }
     }
 
@@ -402,21 +404,23 @@ impl Engine {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
-        let is_known = match &id.state {
+        let (location, is_known) = match &id.state {
             State::Connecting(connecting) => match connecting.location {
-                Location::Unknown | Location::Silent => world.now >= connecting.deadline,
-                Location::Absent | Location::Known => true,
+                location @ (Location::Unknown | Location::Silent) => {
+                    (location, world.now >= connecting.deadline)
+                }
+                location @ (Location::Absent | Location::Known) => (location, true),
             },
-            _ => true,
+            _ => (Location::Unknown, true),
         };
         if is_known {
-            return self.connect_failed(world, handle, Errno::CONNREFUSED);
+            return self.connect_failed(world, handle, Cause::Refused(Errno::CONNREFUSED, location));
         }
         let State::Connecting(connecting) = std::mem::replace(&mut id.state, State::Over) else {
             return;
         };
         if self.locate(world, handle, connecting).is_err() {
-            self.connect_failed(world, handle, Errno::CONNREFUSED);
+            self.connect_failed(world, handle, Cause::Refused(Errno::CONNREFUSED, location));
         }
     }
 

@@ -28,6 +28,23 @@ impl Engine {
         handle: u32,
         local: CmAddress,
     ) -> Result<(), Errno> {
+        let now = world.now;
+        let bound = self.bind_to(world, channel, handle, local);
+        if let (Err(errno), CmAddress::Ip(local)) = (bound, local)
+            && errno != Errno::INVAL
+        {
+            self.say_refused(now, "rdma_bind_addr", local, errno);
+        }
+        bound
+    }
+
+    fn bind_to(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        local: CmAddress,
+    ) -> Result<(), Errno> {
         let port_space = self.own(channel, handle)?.port_space;
         if !matches!(self.own(channel, handle)?.state, State::Idle) {
             return Err(Errno::INVAL);
@@ -42,13 +59,20 @@ impl Engine {
                 return Err(Errno::INVAL);
             }
             CmAddress::Ip(local) => {
+                let shared = self.check_port(handle, local, true)?;
                 let (port, lid) = match (PS_DATAGRAMS.contains(&port_space), has_udp_port) {
-                    (true, true) => (self.take_place(world, handle, local)?, None),
+                    (true, true) => (self.take_number(world, handle, local)?, None),
                     (true, false) if local.port() == 0 => (self.pick_port(), None),
                     (true, false) => (local.port(), None),
                     (false, true) => {
                         let (lid, port) = self.bind_own(world, handle, local)?;
                         (port, Some(lid))
+                    }
+                    (false, false) if shared => {
+                        self.part_listeners(world, handle, local.port());
+                        let (lid, port) = self.bind_tcp(world, handle, local)?;
+                        self.close_listener(world, Some(lid));
+                        (port, None)
                     }
                     (false, false) => {
                         let (lid, port) = self.bind_tcp(world, handle, local)?;
@@ -59,12 +83,98 @@ impl Engine {
             }
         };
         let id = self.own(channel, handle)?;
-        id.local = local;
+        (id.local, id.bound) = (local, true);
         id.state = State::Bound {
             lid,
             early: VecDeque::new(),
         };
         Ok(())
+    }
+
+    /// Checks whether the other ids of a port space leave the port of `local` to an id
+    /// (`cma_check_port` of the kernel). Returns whether they share it with the id. `reuse`: they
+    /// may; a listener shares its port with no other id.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` if one of the two ids is bound to any address, `EADDRINUSE` if both have the
+    /// same.
+    pub(super) fn check_port(&self, handle: u32, local: SocketAddr, reuse: bool) -> Result<bool, Errno> {
+        let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
+        let mut shared = false;
+        for (other, holder) in &self.ids {
+            let Some(at) = holder
+                .local
+                .filter(|at| at.port() == local.port() && at.port() != 0)
+            else {
+                continue;
+            };
+            if *other == handle || !holder.bound || holder.port_space != id.port_space {
+                continue;
+            }
+            let listens = matches!(holder.state, State::Listening(_) | State::Serving(_));
+            if reuse && id.reuse && holder.reuse && !listens {
+                shared = true;
+                continue;
+            }
+            let of_one_family = |id: &Id, at: SocketAddr| id.one_family || at.is_ipv4();
+            if local.is_ipv4() != at.is_ipv4() && of_one_family(id, local) && of_one_family(holder, at) {
+                continue;
+            }
+            if local.ip().is_unspecified() || at.ip().is_unspecified() {
+                return Err(Errno::ADDRNOTAVAIL);
+            }
+            if local.ip() == at.ip() {
+                return Err(Errno::ADDRINUSE);
+            }
+        }
+        Ok(shared)
+    }
+
+    /// Closes the listeners that hold a TCP port for ids which share it: while one listens, no id
+    /// could connect from the port.
+    fn part_listeners(&mut self, world: &mut World<'_>, handle: u32, port: u16) {
+        let port_space = self.ids.get(&handle).map(|id| id.port_space);
+        let shares = |id: &Id| {
+            id.bound && id.local.is_some_and(|at| at.port() == port) && Some(id.port_space) == port_space
+        };
+        let others: Vec<u32> = (self.ids.iter())
+            .filter(|(_, id)| shares(id))
+            .map(|(other, _)| *other)
+            .collect();
+        for other in others {
+            self.release_port(world, other);
+            let Some(State::Bound { lid, early }) = self.ids.get_mut(&other).map(|id| &mut id.state) else {
+                continue;
+            };
+            let (lid, early) = (lid.take(), std::mem::take(early));
+            self.close_listener(world, lid);
+            for sid in early {
+                self.close_stream(world, sid, Close::Abort);
+            }
+        }
+    }
+
+    /// Begins to listen at the TCP port of an id that shared it until now, or returns the listener
+    /// that it has.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL` while another id has the port; `EINVAL` for an id without an
+    /// address.
+    pub(super) fn listener_of(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        lid: Option<u32>,
+    ) -> Result<u32, Errno> {
+        let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
+        let local = id.local.ok_or(Errno::INVAL)?;
+        if id.reuse {
+            self.check_port(handle, local, false)?;
+        }
+        match lid {
+            Some(lid) => Ok(lid),
+            None => Ok(self.bind_tcp(world, handle, local)?.0),
+        }
     }
 
     /// Resolves the source address for `remote`; an event reports the result.
@@ -131,6 +241,7 @@ impl Engine {
                 self.report_plain(world, handle, CmEvent::AddressResolved);
             }
             Err(errno) => {
+                self.say_refused(world.now, "rdma_resolve_addr", remote, errno);
                 self.report_failure(world, handle, CmEvent::AddressError, errno);
             }
         }
@@ -232,7 +343,7 @@ impl Engine {
     /// Gives the UDP port of `local` to an id; returns the port.
     ///
     /// # Errors
-    /// Those of binding it; `EADDRINUSE` if an id of the same port space has it.
+    /// Those of binding it.
     fn take_place(&mut self, world: &mut World<'_>, handle: u32, local: SocketAddr) -> Result<u16, Errno> {
         let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
         let first = match self.shareable_place(id, local) {
@@ -263,16 +374,9 @@ impl Engine {
         Ok(place.local.port())
     }
 
-    /// The bound port that includes `local` and that the id can share.
+    /// The bound port that includes `local`. The other ids of the port leave it to the id
+    /// ([`check_port`](Self::check_port)).
     fn shareable_place(&self, id: &Id, local: SocketAddr) -> Option<u32> {
-        let conflicts = |holder: &u32| {
-            let (other, ip) = (self.ids.get(holder), local.ip());
-            other.is_some_and(|other| {
-                let at = other.local.map(|other| other.ip());
-                let same = at.is_none_or(|at| at == ip || at.is_unspecified() || ip.is_unspecified());
-                same && other.port_space == id.port_space
-            })
-        };
         if local.port() == 0 {
             return None;
         }
@@ -282,7 +386,7 @@ impl Engine {
                 && place.local.port() == local.port()
                 && !local.ip().is_unspecified()
                 && (place.local.is_ipv4() == local.is_ipv4() || place.local.is_ipv6() && !place.ipv6_only);
-            (is_same || is_any) && !place.holders.iter().any(conflicts)
+            is_same || is_any
         };
         let mut places = self.datagrams.places.iter();
         places
@@ -362,14 +466,22 @@ impl Engine {
         Ok((lid, port))
     }
 
-    /// Gives the UDP port of `local` to an id for connections; returns the port. If any will do, it
+    /// Gives the UDP port of `local` to an id; returns the port. If any will do for connections, it
     /// is one that TCP does not use either: an initiator's stream has the TCP port of its number,
     /// and the program may want this port for another purpose.
     ///
     /// # Errors
     /// Those of binding.
     fn take_number(&mut self, world: &mut World<'_>, handle: u32, local: SocketAddr) -> Result<u16, Errno> {
-        let tries = if local.port() == 0 { NUMBERS_TO_TRY } else { 0 };
+        let is_any = |errno| match errno {
+            // Another process has the number at some address.
+            Errno::ADDRINUSE if local.ip().is_unspecified() => Errno::ADDRNOTAVAIL,
+            errno => errno,
+        };
+        let tries = match self.ids.get(&handle) {
+            Some(id) if local.port() == 0 && !id.is_for_datagrams() => NUMBERS_TO_TRY,
+            _ => 0,
+        };
         for _ in 0..tries {
             let port = self.take_place(world, handle, local)?;
             match self.bind_tcp(world, handle, with_port(local, port)) {
@@ -380,7 +492,7 @@ impl Engine {
                 Err(_) => self.leave_place(world, handle),
             }
         }
-        self.take_place(world, handle, local)
+        self.take_place(world, handle, local).map_err(is_any)
     }
 
     /// Binds an id for connections to a TCP port. Returns the listener, and the port.

@@ -94,10 +94,12 @@ impl Engine {
             // The traffic class of the connection's packets, or, before the address is bound, of a
             // listener's.
             (option::LEVEL_ID, option::ID_TOS) => id.traffic_class = byte()?,
-            // A port in TIME-WAIT can always be used again; a port with a listener cannot.
+            // A port in TIME-WAIT can always be used again; a port with a listener never. Ids that
+            // do not listen share a port with this option.
             (option::LEVEL_ID, option::ID_REUSEADDR) => match (&id.state, flag()?) {
                 (State::Listening(_) | State::Serving(_), _) => return Err(Errno::INVAL),
-                (State::Idle, _) | (_, true) => {}
+                (State::Idle, reuse) => id.reuse = reuse,
+                (_, true) => id.reuse = true,
                 (_, false) => return Err(Errno::INVAL),
             },
             (option::LEVEL_ID, option::ID_AFONLY) => match (&id.state, flag()?) {

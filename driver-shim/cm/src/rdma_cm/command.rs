@@ -194,6 +194,8 @@ pub enum Command {
     Notify {
         /// The id.
         id: u32,
+        /// `enum ibv_event_type`.
+        event: u32,
     },
     /// `JOIN_IP_MCAST` and `JOIN_MCAST`.
     JoinMulticast {
@@ -400,9 +402,13 @@ impl Command {
             opcode::DISCONNECT => Command::Disconnect {
                 id: payload.whole::<abi::Disconnect>()?.id,
             },
-            opcode::NOTIFY => Command::Notify {
-                id: payload.whole::<abi::Notify>()?.id,
-            },
+            opcode::NOTIFY => {
+                let c: abi::Notify = payload.whole()?;
+                Command::Notify {
+                    id: c.id,
+                    event: c.event,
+                }
+            }
             _ => return Command::parse_attribute_command(command, payload),
         })
     }

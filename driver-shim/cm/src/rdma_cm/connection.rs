@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use rustix::io::Errno;
 
+use super::failures::Cause;
 use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, Id, Key, Notice, State, TIME_WAIT, World};
 use crate::carrier::StreamOwner;
 use crate::mpa_startup::Close;
@@ -37,8 +38,9 @@ impl Engine {
     /// Ends a connection gracefully: posted work is still sent. An event reports the end.
     ///
     /// # Errors
-    /// `EINVAL` for an id that was never connected.
+    /// `EINVAL` for an id that never began to connect.
     pub fn disconnect(&mut self, world: &mut World<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
+        let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
         match id.state {
             State::Opening { qid, .. } | State::Connected { qid } => {
@@ -54,7 +56,25 @@ impl Engine {
             }
             // The peer ended the connection first.
             State::Closing { .. } | State::Over => Ok(()),
-            State::LookingUp(ref lookup) if lookup.connecting.is_some() => Err(Errno::INVAL),
+            // A DREQ or DREP is not sent in these states, which is no error. A listener at any
+            // address is on no device.
+            State::Listening(_) | State::Requested { .. } | State::AwaitingRtrFrame(_) if is_roce => {
+                match id.local {
+                    Some(local) if !local.ip().is_unspecified() => Ok(()),
+                    _ => Err(Errno::INVAL),
+                }
+            }
+            State::LookingUp(_) | State::Connecting(_) | State::Answered(_) if is_roce => Ok(()),
+            // The kernel waits here until the connection is made, then ends it.
+            State::Connecting(_) | State::Answered(_) => {
+                id.ends = true;
+                Ok(())
+            }
+            State::LookingUp(ref lookup) if lookup.connecting.is_some() => {
+                id.ends = true;
+                Ok(())
+            }
+            State::Requested { .. } => Ok(()),
             // Nothing connects the ends: there is nothing to end.
             State::Serving(_) | State::LookingUp(_) | State::Asked(_) | State::Associated(_) => Ok(()),
             _ => Err(Errno::INVAL),
@@ -81,8 +101,15 @@ impl Engine {
         {
             self.close_stream(world, sid, Close::Orderly);
         }
-        self.timers
-            .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+        self.disconnected(world, handle);
+    }
+
+    /// Reports the end of a connection. With a RoCE NIC, the end of its TIME-WAIT is reported, too.
+    fn disconnected(&mut self, world: &mut World<'_>, handle: u32) {
+        if self.identity.is_roce() {
+            self.timers
+                .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+        }
         self.report_plain(world, handle, CmEvent::Disconnected);
     }
 
@@ -107,7 +134,7 @@ impl Engine {
             if let Some(lookup) = self.end_lookup(handle)
                 && lookup.connecting.is_some()
             {
-                self.connect_failed(world, handle, Errno::CONNRESET);
+                self.connect_failed(world, handle, Cause::DeviceLost);
             }
         }
         self.datagrams.common_ports.retain(|_, port| !is_its(*port));
@@ -135,11 +162,9 @@ impl Engine {
         // Requests after the fence are flushed when the gate is open.
         self.notices.push(Notice::Open(qid));
         match std::mem::replace(&mut id.state, State::Over) {
-            State::Opening { .. } => self.answer_failed(world, handle, errno),
+            State::Opening { .. } => self.answer_failed(world, handle, Cause::NoFirstFpdu(errno)),
             State::Connected { .. } | State::Closing { .. } => {
-                self.timers
-                    .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
-                self.report_plain(world, handle, CmEvent::Disconnected);
+                self.disconnected(world, handle);
             }
             other => id.state = other,
         }

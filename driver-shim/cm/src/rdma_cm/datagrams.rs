@@ -17,6 +17,7 @@ use super::abi::{CmAddress, DatagramParam};
 use super::addresses::{first_free, with_port};
 use super::attributes::address_vector;
 use super::command::Parameters;
+use super::failures::Cause;
 use super::{
     Arrival, CmEvent, Engine, Event, EventParams, FIRST_INTERVAL, Id, Inquiry, Key, Location, Lookup,
     MAX_INTERVAL, Membership, PS_DATAGRAMS, PS_IPOIB, Service, State, UDP_QKEY, World,
@@ -183,9 +184,10 @@ impl Engine {
         if let Some(lookup) = self.end_lookup(handle)
             && lookup.connecting.is_some()
         {
-            return self.connect_failed(world, handle, Errno::TIMEDOUT);
+            return self.connect_failed(world, handle, Cause::Silent(self.attempt_time(handle)));
         }
-        self.report_failure(world, handle, CmEvent::Unreachable, Errno::TIMEDOUT);
+        let cause = Cause::Silent(self.attempt_time(handle));
+        self.lookup_failed(world, handle, cause, EventParams::default());
     }
 
     /// Ends the lookup of an id.
@@ -242,8 +244,8 @@ impl Engine {
             ..EventParams::default()
         };
         if reply.status != ServiceStatus::VALID {
-            let status = reply.status.0.into();
-            return self.report(world, handle, CmEvent::Unreachable, status, params);
+            let cause = Cause::ServiceRefused(reply.status.0);
+            return self.lookup_failed(world, handle, cause, params);
         }
         let qkey = if reply.qkey == 0 { UDP_QKEY } else { reply.qkey };
         // The id has one Q_Key, for its queue pair and for its peer.

@@ -9,6 +9,7 @@ use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use zerocopy::FromZeros;
 
 use super::abi::{CmAddress, DatagramParam, EventResponse};
+use super::messages::Message;
 use super::{
     CmEvent, Engine, Event, EventParams, Id, Key, Listener, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB,
     PS_TCP, State, World,
@@ -18,6 +19,10 @@ use crate::mpa_startup::Close;
 /// The backlog of a listener without a requested backlog, and the maximum backlog (the kernel's
 /// `max_backlog`).
 const MAX_BACKLOG: u32 = 1024;
+/// `IBV_EVENT_COMM_EST`.
+const COMMUNICATION_ESTABLISHED: u32 = 4;
+/// `IBV_EVENT_PATH_MIG`.
+const PATH_MIGRATED: u32 = 6;
 
 impl Engine {
     /// The id, if the program may name it on this channel.
@@ -102,7 +107,7 @@ impl Engine {
     }
 
     /// Ends the current activity of an id.
-    fn end_activity(&mut self, world: &mut World<'_>, handle: u32, state: State) {
+    pub(super) fn end_activity(&mut self, world: &mut World<'_>, handle: u32, state: State) {
         match state {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
             State::Serving(_) | State::Associated(None) => {}
@@ -198,15 +203,15 @@ impl Engine {
         if datagrams {
             return self.serve(handle, backlog);
         }
-        let id = self.own(channel, handle)?;
-        let State::Bound {
-            lid: Some(lid),
-            early,
-        } = &mut id.state
-        else {
+        let State::Bound { lid, .. } = self.own(channel, handle)?.state else {
             return Err(Errno::INVAL);
         };
-        let (lid, early) = (*lid, std::mem::take(early));
+        let lid = self.listener_of(world, handle, lid)?;
+        let id = self.own(channel, handle)?;
+        let State::Bound { early, .. } = &mut id.state else {
+            return Err(Errno::INVAL);
+        };
+        let early = std::mem::take(early);
         tracing::debug!("id {handle}: listens at {:?}", id.local);
         for sid in &early {
             self.streams.remove(sid);
@@ -218,17 +223,34 @@ impl Engine {
         Ok(())
     }
 
-    /// The program received data before the connection manager reported the connection. iWARP needs
-    /// no such notification.
+    /// The program received an asynchronous event of its queue pair, perhaps before the connection
+    /// manager reported the connection. iWARP needs no such notification.
     ///
     /// # Errors
-    /// `EINVAL` for an id without a connection, even while the connection is being established.
-    pub fn notify(&mut self, channel: u64, handle: u32) -> Result<(), Errno> {
-        match self.own(channel, handle)?.state {
-            State::Idle | State::Bound { .. } | State::AddressResolved | State::RouteResolved => {
+    /// `EINVAL` for an id without a connection; on a RoCE NIC also for another event than
+    /// communication established, and for a connection that was not accepted, and `EISCONN` if it
+    /// is established (`ib_cm_notify` of the kernel).
+    pub fn notify(&mut self, channel: u64, handle: u32, event: u32) -> Result<(), Errno> {
+        let is_roce = self.identity.is_roce();
+        let id = self.own(channel, handle)?;
+        match (is_roce, &id.state) {
+            (_, State::Idle | State::Bound { .. } | State::AddressResolved | State::RouteResolved) => {
                 Err(Errno::INVAL)
             }
-            _ => Ok(()),
+            (false, _) => Ok(()),
+            (true, State::Connected { .. } | State::Exchanged { .. }) => match event {
+                COMMUNICATION_ESTABLISHED => Err(Errno::ISCONN),
+                PATH_MIGRATED => Ok(()),
+                _ => Err(Errno::INVAL),
+            },
+            // The message that the program received is the first FPDU, which reports the
+            // connection.
+            (true, State::Opening { .. } | State::AwaitingRtrFrame(_))
+                if event == COMMUNICATION_ESTABLISHED =>
+            {
+                Ok(())
+            }
+            (true, _) => Err(Errno::INVAL),
         }
     }
 
@@ -399,7 +421,15 @@ impl Engine {
 
     /// The program's parameters from the peer's word; the engine sets the limits that the word
     /// leaves open.
-    pub(super) fn event_params(&self, word: Option<EnhancedWord>, private_data: Vec<u8>) -> EventParams {
+    pub(super) fn event_params(
+        &self,
+        message: Message,
+        word: Option<EnhancedWord>,
+        mut private_data: Vec<u8>,
+    ) -> EventParams {
+        if self.identity.is_roce() {
+            message.pad(&mut private_data);
+        }
         // Programs for a RoCE NIC pass the number on, and may not exceed its limit.
         let most = |limit| if self.identity.is_roce() { limit } else { u8::MAX };
         let depth = |field: Option<u16>, limit: u8| match field {

@@ -51,7 +51,10 @@ pub mod command;
 mod connection;
 mod datagrams;
 mod device;
+mod failures;
 mod ids;
+mod lines;
+mod messages;
 mod passive;
 #[cfg(test)]
 mod tests;
@@ -68,6 +71,7 @@ use crate::mpa_startup::{Accepted, Close, Depths, Initiator, Negotiated, Respond
 use crate::timers::Timers;
 use abi::DatagramParam;
 use command::Parameters;
+use lines::Lines;
 use urnic_config::{Config, Identity};
 
 pub use device::{Arrival, Device, Notice, World};
@@ -76,6 +80,8 @@ pub use device::{Arrival, Device, Notice, World};
 const MAX_IDS: u32 = 0xffff;
 /// `RDMA_PS_TCP`, the port space of connections.
 const PS_TCP: u16 = 0x0106;
+/// Maximum private data of a peer: programs get its length in one byte.
+const MAX_PRIVATE_DATA: usize = u8::MAX as usize;
 /// `RDMA_PS_IB`.
 const PS_IB: u16 = 0x013f;
 /// `RDMA_PS_IPOIB`: for an id with an address of Ethernet, the kernel has no device.
@@ -130,17 +136,6 @@ pub enum CmEvent {
     TimewaitExit = 15,
 }
 
-impl CmEvent {
-    /// The event of a failed attempt (`cma_iw_handler` of the kernel).
-    fn of_failure(errno: Errno) -> CmEvent {
-        match errno {
-            Errno::CONNREFUSED | Errno::CONNRESET => CmEvent::Rejected,
-            Errno::TIMEDOUT => CmEvent::Unreachable,
-            _ => CmEvent::ConnectError,
-        }
-    }
-}
-
 /// The peer's parameters in an event.
 #[derive(Debug, Clone, Default)]
 struct EventParams {
@@ -188,6 +183,14 @@ struct Id {
     traffic_class: u8,
     /// `RDMA_OPTION_ID_AFONLY`.
     one_family: bool,
+    /// The program bound the id, so the id has its port until it ends.
+    bound: bool,
+    /// `RDMA_OPTION_ID_REUSEADDR`.
+    reuse: bool,
+    /// The program disconnected while the connection was being made, which ends it then.
+    ends: bool,
+    /// The peer is urnic: only its own query gives the TCP port of the stream.
+    known_peer: bool,
     /// The UDP ports of an id that is bound, unless its port is that of TCP: with several devices,
     /// one for each address.
     ports: Vec<u32>,
@@ -214,6 +217,10 @@ impl Id {
             ack_timeout: None,
             traffic_class: 0,
             one_family: false,
+            bound: false,
+            reuse: false,
+            ends: false,
+            known_peer: false,
             ports: Vec::new(),
             stream_port: None,
             qkey: 0,
@@ -475,35 +482,38 @@ struct ConnPolicy {
 }
 
 impl ConnPolicy {
-    /// The depths to negotiate for the depths that a program requests: one Read more is for
-    /// confirmations of delivery.
-    fn depths(&self, parameters: &Parameters) -> Depths {
-        let spare = u16::from(self.delivered);
+    /// The depths to negotiate for the depths that a program requests. Confirmations of delivery
+    /// need a Read: a [known](Id::known_peer) peer has a spare one for them; of any other peer at
+    /// least one is requested.
+    fn depths(&self, parameters: &Parameters, known_peer: bool) -> Depths {
+        let least = u16::from(self.delivered && !known_peer);
         Depths {
-            ird: Some(u16::from(parameters.responder_resources) + spare),
-            ord: Some(u16::from(parameters.initiator_depth) + spare),
+            ird: Some(u16::from(parameters.responder_resources).max(least)),
+            ord: Some(u16::from(parameters.initiator_depth).max(least)),
         }
     }
 
-    /// The parameters with which a stream is attached to a queue pair; `ack_timeout` is that of the
-    /// id.
-    fn attachment(
-        &self,
-        qid: u32,
-        negotiated: Negotiated,
-        parameters: &Parameters,
-        ack_timeout: Option<u8>,
-    ) -> Attachment {
+    /// The parameters with which the stream of an id is attached to a queue pair.
+    fn attachment(&self, qid: u32, negotiated: Negotiated, parameters: &Parameters, id: &Id) -> Attachment {
         let Depths { ird, ord } = negotiated.depths;
+        let requested = u16::from(parameters.initiator_depth);
+        let ord = ord.unwrap_or(requested);
+        // The program's Reads, and those that the peer accepts in total.
+        let (ord, ord_limit) = match (self.delivered, id.known_peer) {
+            (false, _) => (ord, 0),
+            (true, true) => (ord, ord.saturating_add(1)),
+            (true, false) => (ord.min(requested), ord),
+        };
         Attachment {
             qid,
             negotiated: Some(negotiated),
             ird: ird.unwrap_or(parameters.responder_resources.into()),
-            ord: ord.unwrap_or(parameters.initiator_depth.into()),
-            ord_limit: 0,
+            ord,
+            ord_limit,
             delivered: self.delivered,
             terms: Terms::RdmaCm {
-                ack_timeout: ack_timeout.unwrap_or(self.ack_timeout),
+                ack_timeout: id.ack_timeout.unwrap_or(self.ack_timeout),
+                spare_read: id.known_peer,
                 strict_rtr: self.strict_rtr,
                 rnr_grace: self.rnr_grace,
             },
@@ -516,6 +526,7 @@ impl From<&Config> for ConnPolicy {
         ConnPolicy {
             settings: Settings {
                 rtr_frame: config.mpa.rtr_frame,
+                max_private_data: MAX_PRIVATE_DATA,
                 ..Settings::from(&config.mpa)
             },
             peer_to_peer: config.mpa.peer_to_peer,
@@ -570,6 +581,7 @@ pub struct Engine {
     timers: Timers<Key>,
     random: u64,
     notices: Vec<Notice>,
+    lines: Lines,
 }
 
 impl Engine {
@@ -594,6 +606,7 @@ impl Engine {
             timers: Timers::default(),
             random: seed,
             notices: Vec::new(),
+            lines: Lines::default(),
         }
     }
 
@@ -613,7 +626,7 @@ impl Engine {
                         tracing::debug!("stream {sid}: closed: the program did not listen in time");
                         self.remove_early(*handle, sid);
                     } else {
-                        tracing::debug!("stream {sid}: closed: the MPA Request timed out");
+                        self.request_due(world, sid);
                     }
                     self.close_stream(world, sid, Close::Abort);
                 }
@@ -637,9 +650,9 @@ impl Engine {
 
     fn id_due(&mut self, world: &mut World<'_>, handle: u32) {
         match self.ids.get(&handle).map(|id| &id.state) {
-            Some(State::Connecting(_)) => self.connect_failed(world, handle, Errno::TIMEDOUT),
+            Some(State::Connecting(_)) => self.attempt_due(world, handle),
             Some(State::LookingUp(_)) => self.lookup_due(world, handle),
-            Some(State::AwaitingRtrFrame(_)) => self.answer_failed(world, handle, Errno::TIMEDOUT),
+            Some(State::AwaitingRtrFrame(_)) => self.rtr_frame_due(world, handle),
             Some(State::Opening { qid, .. } | State::Closing { qid }) => {
                 let qid = *qid;
                 world.device.abort(qid);
@@ -708,7 +721,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
             let params = std::mem::take(params);
             id.state = State::Connected { qid };
             self.timers.set(Key::Id(handle), None);
-            self.report(world, handle, CmEvent::Established, 0, params);
+            self.accepted_is_established(world, handle, params);
         }
     }
 
@@ -747,7 +760,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
                 let state = self.ids.get(&handle).map(|id| &id.state);
                 match state {
                     Some(State::Connecting(_) | State::Answered(_)) => {
-                        self.connect_failed(world, handle, Errno::CONNRESET);
+                        self.attempt_closed(world, handle);
                     }
                     Some(State::Exchanged { .. }) => self.exchange_ended(world, handle),
                     _ => {}

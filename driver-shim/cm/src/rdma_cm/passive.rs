@@ -3,12 +3,14 @@
 use rustix::io::Errno;
 
 use super::command::Parameters;
+use super::failures::Cause;
+use super::messages::Message;
 use super::{
     Acceptance, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State,
     World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Negotiated, Reply, Responder, ResponderEvent};
+use crate::mpa_startup::{Close, Fault, Negotiated, Reply, Responder, ResponderEvent, Settings};
 
 /// Streams of one listener whose Request is due. Beyond this limit the oldest stream is closed,
 /// since an initiator normally sends its Request at once.
@@ -44,13 +46,15 @@ impl Engine {
         }
     }
 
-    /// Admits waiting streams, as long as the program takes the Requests that are complete.
+    /// Admits waiting streams: with a RoCE NIC, as long as the program takes the Requests that are
+    /// complete. There, a kernel drops requests beyond the backlog, which the initiator repeats.
     pub(super) fn admit(&mut self, world: &mut World<'_>, handle: u32) {
+        let waits = self.identity.is_roce();
         loop {
             let Some(State::Listening(listener)) = self.ids.get_mut(&handle).map(|id| &mut id.state) else {
                 return;
             };
-            if listener.unread >= listener.backlog {
+            if waits && listener.unread >= listener.backlog {
                 return;
             }
             let Some(sid) = listener.waiting.pop_front() else {
@@ -65,6 +69,7 @@ impl Engine {
                 tracing::debug!("stream {oldest}: closed: too many streams without a Request");
                 self.close_stream(world, oldest, Close::Abort);
             }
+            let spare_read = self.ids.get(&handle).is_some_and(|id| id.stream_port.is_some());
             let settings = if self.config.peers.is_empty() {
                 self.default_policy.settings.clone()
             } else {
@@ -72,6 +77,10 @@ impl Engine {
                     Ok((_, remote)) => self.policy(remote.ip()).settings,
                     Err(_) => self.default_policy.settings.clone(),
                 }
+            };
+            let settings = Settings {
+                spare_read,
+                ..settings
             };
             let responder = Responder::new(settings, world.now);
             if world.device.receive(sid, responder.bytes_needed()).is_err() {
@@ -92,7 +101,17 @@ impl Engine {
         match receive_request(responder, world.device, sid, bytes) {
             RequestProgress::Complete => self.report_request(world, sid),
             RequestProgress::Incomplete => {}
-            RequestProgress::Close(how) => self.close_stream(world, sid, how),
+            RequestProgress::Invalid(fault, how) => {
+                let arrived = responder.arrived();
+                match fault {
+                    // A port scan, or a check whether the port is open.
+                    Fault::Closed if arrived.is_empty() => {}
+                    Fault::Closed => self.say_no_request(world, sid, Cause::Ended(arrived)),
+                    fault => self.say_no_request(world, sid, Cause::Fault(fault)),
+                }
+                self.close_stream(world, sid, how);
+            }
+            RequestProgress::Lost => self.close_stream(world, sid, Close::Abort),
         }
     }
 
@@ -112,6 +131,15 @@ impl Engine {
             return world.device.close(sid, Close::Abort);
         };
         here.starting.retain(|starting| *starting != sid);
+        if here.unread >= here.backlog && !self.identity.is_roce() {
+            // As `iw_cm` in a kernel does.
+            tracing::debug!("stream {sid}: rejected: {} requests are unanswered", here.unread);
+            let mut responder = responder;
+            if let Ok(reply) = responder.reject(&[], None) {
+                let _ = world.device.send(sid, &reply);
+            }
+            return world.device.close(sid, Close::Orderly);
+        }
         here.unread += 1;
         let (word, private_data) = (request.word, request.private_data.clone());
         // The stream may have come to another port.
@@ -121,11 +149,12 @@ impl Engine {
             remote: Some(remote),
             ack_timeout: id.ack_timeout,
             traffic_class: id.traffic_class,
+            known_peer: id.stream_port.is_some(),
             state: State::Over,
             ..Id::new(id.channel, id.port_space)
         };
         let excluded = id.one_family && id.local.is_some_and(|own| own.is_ipv4() != remote.is_ipv4());
-        let params = self.event_params(word, private_data);
+        let params = self.event_params(Message::Request, word, private_data);
         let inserted = if excluded {
             Err(Errno::ACCESS)
         } else {
@@ -168,10 +197,15 @@ impl Engine {
     ) -> Result<(), Errno> {
         let id = self.own(channel, handle)?;
         match (&id.state, parameters) {
-            (State::Answered(_), _) => self.establish(world, handle),
+            (State::Answered(_), _) => {
+                let established = self.establish(world, handle);
+                established.map_err(|cause| self.not_established(world.now, handle, cause))
+            }
             (State::Requested { .. }, Some(parameters)) => {
                 id.uid = uid;
-                self.answer(world, handle, parameters)
+                let answered = self.answer(world, handle, parameters);
+                // A program that cannot accept has rejected, as in a kernel.
+                answered.inspect_err(|_| self.reject_unanswered(world, handle, &[]))
             }
             (State::Asked(_), Some(parameters)) => self.answer_inquiry(world, handle, uid, &parameters),
             _ => Err(Errno::INVAL),
@@ -179,11 +213,13 @@ impl Engine {
     }
 
     fn answer(&mut self, world: &mut World<'_>, handle: u32, parameters: Parameters) -> Result<(), Errno> {
+        Message::Reply.check(self.identity, &parameters.private_data)?;
         let local = self.ids.get(&handle).and_then(|id| id.local);
         let qid = self.queue_pair_for(world, local, parameters.qpn)?;
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let known_peer = id.known_peer;
         let State::Requested {
             sid,
             responder,
@@ -197,9 +233,7 @@ impl Engine {
         // initiator closed cannot be answered.
         let inbox = world.device.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
-            tracing::debug!(
-                "id {handle}: its initiator closed the stream or sent data before the Reply: {inbox:?}"
-            );
+            tracing::debug!("id {handle}: {}: {inbox:?}", Cause::NotWaiting);
             id.state = State::Over;
             self.close_stream(world, sid, Close::Abort);
             return Err(Errno::CONNRESET);
@@ -217,7 +251,11 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         let Reply { bytes, negotiated } = responder
-            .accept(policy.depths(&parameters), &parameters.private_data, world.now)
+            .accept(
+                policy.depths(&parameters, known_peer),
+                &parameters.private_data,
+                world.now,
+            )
             .map_err(|_| Errno::INVAL)?;
         let deadline = responder.deadline();
         let sent = world.device.send(sid, &bytes);
@@ -269,13 +307,13 @@ impl Engine {
             tracing::debug!("id {handle}: no queue pair is attached: only private data is exchanged");
             self.exchanged(world, handle, sid)?;
             self.timers.set(Key::Id(handle), None);
-            self.report(world, handle, CmEvent::Established, 0, params);
+            self.accepted_is_established(world, handle, params);
             return Ok(());
         };
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let attachment = policy.attachment(qid, negotiated, &parameters, id.ack_timeout);
+        let attachment = policy.attachment(qid, negotiated, &parameters, id);
         world.device.attach(sid, &attachment)?;
         self.streams.remove(&sid);
         self.queue_pairs.insert(qid, handle);
@@ -290,8 +328,23 @@ impl Engine {
         if !negotiated.fenced {
             self.notices.push(Notice::Open(qid));
         }
-        self.report(world, handle, CmEvent::Established, 0, params);
+        self.accepted_is_established(world, handle, params);
         Ok(())
+    }
+
+    /// Reports that a connection which the program accepted is established. The RTU of a RoCE NIC
+    /// has no parameters.
+    pub(super) fn accepted_is_established(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        params: EventParams,
+    ) {
+        let params = match self.identity.is_roce() {
+            true => EventParams::default(),
+            false => params,
+        };
+        self.report(world, handle, CmEvent::Established, 0, params);
     }
 
     /// Takes bytes of the RTR frame.
@@ -316,36 +369,20 @@ impl Engine {
                 let sid = awaiting.acceptance.sid;
                 if let Err(errno) = self.begin(world, handle, awaiting.acceptance, negotiated) {
                     self.close_stream(world, sid, Close::Abort);
-                    self.answer_failed(world, handle, errno);
+                    self.answer_failed(world, handle, Cause::NotAttached(errno));
                 }
             }
             Ok(_) => {
                 let (sid, bytes_needed) = (awaiting.acceptance.sid, awaiting.responder.bytes_needed());
                 if let Err(errno) = world.device.receive(sid, bytes_needed) {
-                    self.answer_failed(world, handle, errno);
+                    self.answer_failed(world, handle, Cause::NotAttached(errno));
                 }
             }
             Err(failure) => {
-                tracing::debug!("id {handle}: {failure}");
-                self.answer_failed(world, handle, Errno::PROTO);
+                let cause = Cause::Fault(failure.fault);
+                self.answer_failed(world, handle, cause);
             }
         }
-    }
-
-    /// Ends an accepted connection that failed, and reports the error.
-    pub(super) fn answer_failed(&mut self, world: &mut World<'_>, handle: u32, errno: Errno) {
-        let Some(id) = self.ids.get_mut(&handle) else {
-            return;
-        };
-        if let State::AwaitingRtrFrame(awaiting) = std::mem::replace(&mut id.state, State::Over) {
-            self.close_stream(world, awaiting.acceptance.sid, Close::Abort);
-        }
-        self.timers.set(Key::Id(handle), None);
-        let kind = match errno {
-            Errno::TIMEDOUT => CmEvent::Unreachable,
-            _ => CmEvent::ConnectError,
-        };
-        self.report_failure(world, handle, kind, errno);
     }
 
     /// Rejects a Request.
@@ -359,18 +396,57 @@ impl Engine {
         handle: u32,
         private_data: &[u8],
     ) -> Result<(), Errno> {
+        let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
-        if matches!(id.state, State::Asked(_)) {
-            return self.reject_inquiry(world, handle, private_data);
+        match id.state {
+            State::Asked(_) => return self.reject_inquiry(world, handle, private_data),
+            State::Requested { .. } => {
+                Message::Reject.check(self.identity, private_data)?;
+                self.reject_unanswered(world, handle, private_data);
+            }
+            // A REJ ends any attempt that is not established, at both ends. MPA carries no private
+            // data here.
+            State::LookingUp(ref lookup) if is_roce && lookup.connecting.is_some() => {
+                Message::Reject.check(self.identity, private_data)?;
+                self.end_attempt(world, handle);
+            }
+            State::Connecting(_)
+            | State::Answered(_)
+            | State::AwaitingRtrFrame(_)
+            | State::Opening { .. }
+                if is_roce =>
+            {
+                Message::Reject.check(self.identity, private_data)?;
+                self.end_attempt(world, handle);
+            }
+            _ => return Err(Errno::INVAL),
         }
+        Ok(())
+    }
+
+    /// Ends the attempt of an id without an event.
+    fn end_attempt(&mut self, world: &mut World<'_>, handle: u32) {
+        self.timers.set(Key::Id(handle), None);
+        if let Some(id) = self.ids.get_mut(&handle) {
+            let state = std::mem::replace(&mut id.state, State::Over);
+            self.end_activity(world, handle, state);
+        }
+    }
+
+    /// Rejects the Request of an id, unless it is answered.
+    fn reject_unanswered(&mut self, world: &mut World<'_>, handle: u32, private_data: &[u8]) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
         let State::Requested { sid, responder, .. } = &mut id.state else {
-            return Err(Errno::INVAL);
+            return;
         };
         let sid = *sid;
-        let reply = responder.reject(private_data, None).map_err(|_| Errno::INVAL)?;
+        let Ok(reply) = responder.reject(private_data, None) else {
+            return;
+        };
         id.state = State::Over;
         let _ = world.device.send(sid, &reply);
         self.close_stream(world, sid, Close::Orderly);
-        Ok(())
     }
 }

@@ -237,7 +237,7 @@ impl CmChannel {
             Command::Accept { id, uid, parameters } => engine.accept(world, channel, id, uid, parameters),
             Command::Reject { id, private_data } => engine.reject(world, channel, id, &private_data),
             Command::Disconnect { id } => engine.disconnect(world, channel, id),
-            Command::Notify { id } => engine.notify(channel, id),
+            Command::Notify { id, event } => engine.notify(channel, id, event),
             _ => Err(Errno::INVAL),
         })
     }

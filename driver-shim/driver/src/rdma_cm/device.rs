@@ -337,7 +337,10 @@ impl Carrier for CmDevice<'_> {
 
 impl Device for CmDevice<'_> {
     fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno> {
-        let open = |streams: &mut Streams<'_>, local| streams.listen(local, traffic_class, ipv6_only);
+        let open = |streams: &mut Streams<'_>, local| {
+            let opened = streams.listen(local, traffic_class, ipv6_only);
+            opened.map_err(of_connection_manager)
+        };
         let (numbers, port) = self.open_everywhere(local, ipv6_only, open, CmDevice::close_listener)?;
         let number = self
             .devices
@@ -355,7 +358,10 @@ impl Device for CmDevice<'_> {
 
     fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno> {
         let slot = self.slot_of(local)?;
-        let connect = |streams: &mut Streams<'_>| streams.connect(remote, Some(local), traffic_class);
+        let connect = |streams: &mut Streams<'_>| {
+            let begun = streams.connect(remote, Some(local), traffic_class);
+            begun.map_err(of_connection_manager)
+        };
         slot.number(self.in_slot(slot, connect)?)
     }
 
@@ -435,7 +441,10 @@ impl Device for CmDevice<'_> {
     }
 
     fn open_ports(&mut self, local: SocketAddr, ipv6_only: bool) -> Result<(Vec<u32>, u16), Errno> {
-        let open = |streams: &mut Streams<'_>, local| streams.driver.open_message_port(local, ipv6_only);
+        let open = |streams: &mut Streams<'_>, local| {
+            let opened = streams.driver.open_message_port(local, ipv6_only);
+            opened.map_err(of_connection_manager)
+        };
         self.open_everywhere(local, ipv6_only, open, Device::close_port)
     }
 
@@ -472,6 +481,15 @@ impl Device for CmDevice<'_> {
 
     fn signal(&mut self, channel: u64, events: bool) {
         self.devices.show(channel, events);
+    }
+}
+
+/// The error number of the connection manager for that of a device command: where the system
+/// denies an address or a port, the kernel's connection manager has `EACCES`.
+fn of_connection_manager(errno: Errno) -> Errno {
+    match errno {
+        Errno::PERM => Errno::ACCESS,
+        errno => errno,
     }
 }
 

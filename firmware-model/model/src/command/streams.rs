@@ -9,8 +9,8 @@ use crate::stream::datagram::{DatagramOptions, DatagramSocket};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use urnic_device::command::{Handle, Status};
 use urnic_device::stream::{
-    Attach, BindDatagrams, Close, Connect, DatagramPort, Listen, Listening, MAX_STREAMING, Multicast, bind,
-    listen,
+    Attach, BindDatagrams, Close, Connect, DatagramPort, Listen, Listening, MAX_STREAMING, Multicast,
+    Receive, bind, listen,
 };
 use zerocopy::little_endian::U32;
 
@@ -102,14 +102,18 @@ impl Job<'_> {
 
     pub(super) fn stream_receive(&mut self) -> Answer {
         self.room_for_events()?;
-        let sid = self.arguments::<Handle>().id.get();
+        let Receive { sid, least } = self.arguments();
+        let (sid, least) = (sid.get(), least.get());
         let len = self.command.output_len.get();
         if len == 0 || len > MAX_STREAMING {
             return Err(Status::InvalidArgument.into());
         }
+        (least <= len).of(argument!(Receive.least))?;
         let buffer = self.output()?;
         let core = self.core;
-        core.streams.receive(&core.schedule, sid, buffer, self.effects)?;
+        let least = if least == 0 { len } else { least };
+        core.streams
+            .receive(&core.schedule, sid, (buffer, least as usize), self.effects)?;
         done()
     }
 

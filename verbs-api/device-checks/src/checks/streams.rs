@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use urnic_device::command::{Command, Handle, Nothing, Opcode, Status};
 use urnic_device::event::EventKind;
-use urnic_device::stream::{Close, Endpoints, Listen, MAX_STREAMING, input};
+use urnic_device::stream::{Close, Endpoints, Listen, MAX_STREAMING, Receive, input};
 use urnic_device::vocabulary::QpState;
 
 use crate::check::checks;
@@ -115,6 +115,28 @@ fn bytes_go_both_ways_in_pieces_of_exactly_n(rig: &Rig) -> Outcome {
             query(rig, to)?.input.get() == input::NONE,
             "there is more than was sent"
         );
+    }
+    // A receive with a least number of bytes ends with those that have arrived.
+    let buffer = rig.memory(20)?;
+    let arguments = Receive {
+        sid: accepted.into(),
+        least: 1.into(),
+    };
+    rig.with_output(Opcode::StreamReceive, &arguments, buffer.iova(), 20)?;
+    send(rig, connecting, b"some")?;
+    let event = rig.event(EventKind::StreamReceived, accepted)?;
+    ensure!(
+        event.code.get() == 0 && matches!(event.data.get(), 1..=4),
+        "4 bytes were sent, and at least 1 of 20 requested: {event:?}"
+    );
+    let len = event.data.get() as usize;
+    ensure!(
+        buffer.read(0, len) == b"some"[..len],
+        "other bytes arrived than were sent"
+    );
+    if len < 4 {
+        receive(rig, accepted, 4 - len)?;
+        rig.event(EventKind::StreamReceived, accepted)?;
     }
     // One receive waits; a second one is not allowed.
     let buffer = receive(rig, accepted, 4)?;

@@ -457,3 +457,25 @@ proptest! {
         prop_assert!(word.ird != NO_NEGOTIATION && word.ord != NO_NEGOTIATION);
     }
 }
+
+#[test]
+fn private_data_that_programs_cannot_take_is_refused() {
+    let settings = Settings {
+        max_private_data: 255,
+        ..settings()
+    };
+    let offer = Offer {
+        peer_to_peer: true,
+        depths: Depths::default(),
+        max_ird: 16,
+    };
+    for (len, taken) in [(255, true), (256, false)] {
+        let (_, request) = Initiator::new(settings.clone(), Some(offer), &vec![1; len], Time::ZERO).unwrap();
+        let mut responder = Responder::new(settings.clone(), Time::ZERO);
+        let received = responder.receive(&request);
+        assert_eq!(received.is_ok(), taken, "{received:?}");
+        if let Err(failure) = received {
+            assert_eq!(failure.fault, Fault::PrivateData(len));
+        }
+    }
+}

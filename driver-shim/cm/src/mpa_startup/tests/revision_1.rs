@@ -80,13 +80,27 @@ fn mpa_s_04_s_11_a_wrong_key_closes_without_an_answer() {
         Fault::Frame(StartupError::Kind { .. })
     ));
     let http = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
-    assert!(matches!(
-        refused(settings(), http),
-        Fault::Frame(StartupError::Key(_))
-    ));
-    let failure = new_initiator(settings(), None).receive(http).unwrap_err();
-    assert!(matches!(failure.fault, Fault::Frame(StartupError::Key(_))));
-    assert_eq!((failure.close, failure.fall_back), (Close::Abort, false));
+    // One byte is enough.
+    for len in 1..=http.len() {
+        let fault = refused(settings(), &http[..len]);
+        assert!(matches!(fault, Fault::NotMpa(_)), "{fault}");
+        let failure = new_initiator(settings(), None).receive(&http[..len]).unwrap_err();
+        assert!(matches!(failure.fault, Fault::NotMpa(_)));
+        assert_eq!((failure.close, failure.fall_back), (Close::Abort, false));
+    }
+    let all = refused(settings(), http).to_string();
+    assert!(all.ends_with(r#"it sent "GET / HTTP/1.1\r\nHost""#), "{all}");
+}
+
+#[test]
+fn the_first_byte_that_is_in_no_key_ends_start_up() {
+    let request = vector("MPA-REQ-R1");
+    for at in 0..16 {
+        let mut responder = Responder::new(settings(), START);
+        assert!(responder.receive(&request[..at]).is_ok(), "a part of a key");
+        let failure = responder.receive(b"\xff").unwrap_err();
+        assert!(matches!(failure.fault, Fault::NotMpa(_)), "{failure}");
+    }
 }
 
 #[test]

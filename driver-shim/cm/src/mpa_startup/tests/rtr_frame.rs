@@ -102,7 +102,7 @@ fn s001_06_a_frame_other_than_the_rtr_ends_start_up() {
         let failure = responder.receive(&bytes).unwrap_err();
         assert!(matches!(
             failure.fault,
-            Fault::Frame(StartupError::Key(_) | StartupError::Kind { .. })
+            Fault::NotMpa(_) | Fault::Frame(StartupError::Kind { .. })
         ));
         assert_eq!(failure.close, Close::Abort);
     }

@@ -160,7 +160,10 @@ fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Opti
             name: word(16),
             len: word(20),
         },
-        (opcode::NOTIFY, _) => Command::Notify { id: word(0) },
+        (opcode::NOTIFY, _) => Command::Notify {
+            id: word(0),
+            event: word(4),
+        },
         (opcode::JOIN_IP_MCAST, _) => Command::JoinMulticast {
             answer: answer(0),
             uid: long(payload, 8),

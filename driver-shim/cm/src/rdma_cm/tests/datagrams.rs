@@ -467,7 +467,7 @@ fn two_ids_do_not_share_a_port() {
         let channel = engine.open_channel();
         let id = engine.create(channel, 6, PS_UDP).unwrap();
         let local = CmAddress::Ip("127.0.0.1:7471".parse().unwrap());
-        assert_eq!(engine.bind(world, channel, id, local), Err(Errno::ADDRINUSE));
+        assert_eq!(engine.bind(world, channel, id, local), Err(Errno::ADDRNOTAVAIL));
         // A TCP port is separate.
         let id = engine.create(channel, 7, PS_TCP).unwrap();
         assert_eq!(engine.bind(world, channel, id, local), Ok(()));

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use urnic_config::Identity;
 
 #[test]
 fn destroy_returns_the_number_of_taken_events() {
@@ -50,7 +51,11 @@ fn destroying_a_listener_closes_its_unread_requests() {
 
 #[test]
 fn the_backlog_limits_unread_requests() {
-    let mut net = Net::pair();
+    let config = Config {
+        identity: Identity::Roce,
+        ..Config::default()
+    };
+    let mut net = Net::new(&[config.clone(), config]);
     let (at, listener) = net.listen(1, 7471, 1);
     for n in 0..3 {
         let initiator = net.ready(0, 7471, 10 + n, false);
@@ -67,6 +72,26 @@ fn the_backlog_limits_unread_requests() {
         net.at(1, |engine, world| engine.destroy(world, at, listener)),
         Ok(3)
     );
+    net.finish();
+}
+
+#[test]
+fn an_rnic_rejects_requests_beyond_the_backlog() {
+    let mut net = Net::pair();
+    let (at, _) = net.listen(1, 7471, 2);
+    for n in 0..5 {
+        let initiator = net.ready(0, 7471, 10 + n, false);
+        net.connect(0, initiator, parameters(n as u32 + 1, 1, 1, &[]));
+        let events = net.take_events(0, initiator.0);
+        let rejected = [(10 + n, initiator.1, 8, REFUSED)];
+        assert_eq!(events, if n < 2 { vec![] } else { rejected.to_vec() });
+    }
+    net.request(1, at);
+    let initiator = net.ready(0, 7471, 20, false);
+    net.connect(0, initiator, parameters(9, 1, 1, &[]));
+    assert!(net.take_events(0, initiator.0).is_empty(), "there is room again");
+    net.request(1, at);
+    net.request(1, at);
     net.finish();
 }
 
@@ -283,11 +308,11 @@ fn notify_requires_a_connection() {
     let mut net = Net::pair();
     let (at, listener) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 5, false);
-    let notify = |net: &mut Net| net.at(0, |engine, _| engine.notify(initiator.0, initiator.1));
+    let notify = |net: &mut Net| net.at(0, |engine, _| engine.notify(initiator.0, initiator.1, 4));
     assert_eq!(notify(&mut net), Err(Errno::INVAL));
     net.connect(0, initiator, parameters(3, 1, 1, &[]));
     assert_eq!(notify(&mut net), Ok(()));
-    assert_eq!(net.at(1, |engine, _| engine.notify(at, listener)), Ok(()));
+    assert_eq!(net.at(1, |engine, _| engine.notify(at, listener, 4)), Ok(()));
     net.finish();
 }
 

@@ -10,6 +10,7 @@ mod parsing;
 mod ports;
 mod roce;
 mod start_up;
+mod states;
 mod ud_net;
 
 use super::abi::{CmAddress, ConnParam, EventResponse};

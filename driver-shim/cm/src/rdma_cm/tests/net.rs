@@ -77,10 +77,7 @@ impl Wire {
         let Some(end) = self.ends.get_mut(&sid) else {
             return;
         };
-        let Some(bytes_needed) = end
-            .bytes_needed
-            .filter(|bytes_needed| end.inbox.len() >= *bytes_needed || end.fin)
-        else {
+        let Some(bytes_needed) = end.bytes_needed.filter(|_| !end.inbox.is_empty() || end.fin) else {
             return;
         };
         end.bytes_needed = None;
@@ -140,7 +137,10 @@ impl Carrier for Port<'_> {
             && let Some(end) = wire.ends.get_mut(&peer)
         {
             end.fin = true;
-            wire.deliver(peer);
+            match (end.side, end.qid) {
+                (side, Some(qid)) => wire.events.push_back((side, DeviceEvent::Lost(qid))),
+                _ => wire.deliver(peer),
+            }
         }
     }
 }

@@ -325,11 +325,14 @@ fn cmp_09_port_spaces_share_a_number_in_a_process() {
         ]);
         let one = bound(&mut net, 1, first, "0.0.0.0:7471").unwrap();
         // One port space has a number once, also in part, and other processes cannot share it.
-        for local in ["0.0.0.0:7471", "127.0.0.1:7471"] {
+        for (local, of_another) in [
+            ("0.0.0.0:7471", Errno::ADDRNOTAVAIL),
+            ("127.0.0.1:7471", Errno::ADDRINUSE),
+        ] {
             let again = bound(&mut net, 1, first, local);
-            assert_eq!(again.err(), Some(Errno::ADDRINUSE));
+            assert_eq!(again.err(), Some(Errno::ADDRNOTAVAIL));
             let elsewhere = bound(&mut net, 0, PS_TCP, local);
-            assert_eq!(elsewhere.err(), Some(Errno::ADDRINUSE));
+            assert_eq!(elsewhere.err(), Some(of_another));
         }
         let other = bound(&mut net, 1, second, "0.0.0.0:7471").unwrap();
         for (channel, id) in [one, other] {
@@ -342,7 +345,7 @@ fn cmp_09_port_spaces_share_a_number_in_a_process() {
         // The number stays in use until both are gone.
         net.at(1, |engine, world| engine.close_channel(world, one.0));
         let elsewhere = bound(&mut net, 0, PS_TCP, "0.0.0.0:7471");
-        assert_eq!(elsewhere.err(), Some(Errno::ADDRINUSE));
+        assert_eq!(elsewhere.err(), Some(Errno::ADDRNOTAVAIL));
         net.at(1, |engine, world| engine.close_channel(world, other.0));
         bound(&mut net, 0, PS_TCP, "0.0.0.0:7471").unwrap();
         net.finish();
@@ -471,7 +474,7 @@ fn an_id_ends_during_its_query() {
         net.wire.borrow_mut().ud.mute = true;
         let (channel, id) = begin(&mut net);
         net.at(0, |engine, world| {
-            assert_eq!(engine.disconnect(world, channel, id), Err(Errno::INVAL));
+            assert_eq!(engine.disconnect(world, channel, id), Ok(()));
             if lost {
                 engine.device_lost(world, |_| true, |_| true);
             } else {

@@ -1,6 +1,7 @@
 //! The port of an id: from bind to the end of its connection.
 
 use super::*;
+use urnic_config::CmPorts;
 
 fn ip(text: &str) -> CmAddress {
     CmAddress::Ip(text.parse().unwrap())
@@ -138,10 +139,65 @@ fn bind_family(net: &mut Net, local: &str, one_family: bool) -> Result<(), Errno
 
 #[test]
 fn ids_of_different_families_share_a_port() {
-    for (ipv6_only, outcome) in [(true, Ok(())), (false, Err(Errno::ADDRINUSE))] {
+    for (ipv6_only, outcome) in [(true, Ok(())), (false, Err(Errno::ADDRNOTAVAIL))] {
         let mut net = Net::pair();
         bind_family(&mut net, "0.0.0.0:3260", true).unwrap();
         assert_eq!(bind_family(&mut net, "[::]:3260", ipv6_only), outcome);
+        net.finish();
+    }
+}
+
+/// A bound id of process 0, with `RDMA_OPTION_ID_REUSEADDR` or without.
+fn bound(net: &mut Net, local: &str, reuse: bool) -> Result<(u64, u32), Errno> {
+    net.at(0, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 100, PS_TCP)?;
+        let flag = i32::from(reuse).to_ne_bytes();
+        engine.set_option(world, channel, id, (0, 1), &flag)?;
+        engine.bind(world, channel, id, CmAddress::Ip(local.parse().unwrap()))?;
+        Ok((channel, id))
+    })
+}
+
+#[test]
+fn ids_conflict_as_in_the_port_space_of_a_kernel() {
+    for ports in [CmPorts::Tcp, CmPorts::Own] {
+        let mut config = Config::default();
+        config.cm.ports = ports;
+        let mut net = Net::new(&[config.clone(), config]);
+        bound(&mut net, "127.0.0.1:7001", false).unwrap();
+        let mut conflict = |local| bound(&mut net, local, true).err();
+        assert_eq!(conflict("127.0.0.1:7001"), Some(Errno::ADDRINUSE));
+        assert_eq!(conflict("0.0.0.0:7001"), Some(Errno::ADDRNOTAVAIL));
+        bound(&mut net, "0.0.0.0:7002", false).unwrap();
+        let mut conflict = |local| bound(&mut net, local, true).err();
+        assert_eq!(conflict("0.0.0.0:7002"), Some(Errno::ADDRNOTAVAIL));
+        assert_eq!(conflict("127.0.0.1:7002"), Some(Errno::ADDRNOTAVAIL));
+        net.finish();
+    }
+}
+
+#[test]
+fn ids_with_reuseaddr_share_a_port_until_one_listens() {
+    for ports in [CmPorts::Tcp, CmPorts::Own] {
+        let mut config = Config::default();
+        config.cm.ports = ports;
+        let mut net = Net::new(&[config.clone(), config]);
+        let first = bound(&mut net, "127.0.0.1:7001", true).unwrap();
+        let second = bound(&mut net, "127.0.0.1:7001", true).unwrap();
+        let listen = |net: &mut Net, (channel, id): (u64, u32)| {
+            net.at(0, |engine, world| engine.listen(world, channel, id, 4))
+        };
+        assert_eq!(listen(&mut net, first), Err(Errno::ADDRINUSE));
+        net.at(0, |engine, world| engine.destroy(world, second.0, second.1))
+            .unwrap();
+        assert_eq!(listen(&mut net, first), Ok(()));
+        let late = bound(&mut net, "127.0.0.1:7001", true);
+        assert_eq!(
+            late.err(),
+            Some(Errno::ADDRINUSE),
+            "a listener shares with nobody"
+        );
         net.finish();
     }
 }

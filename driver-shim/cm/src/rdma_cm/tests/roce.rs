@@ -106,9 +106,122 @@ fn the_attributes_are_those_of_a_channel_adapter() {
         .at(1, |engine, world| engine.qp_attributes(world, at, request, RTR))
         .unwrap();
     assert_eq!(
-        rtr.max_dest_rd_atomic, 3,
-        "the Reads of the initiator, and the one that confirms"
+        rtr.max_dest_rd_atomic, 2,
+        "the Reads of the initiator, without the one that confirms"
     );
+    net.finish();
+}
+
+/// The depths of an event: `responder_resources` and `initiator_depth`.
+fn depths(param: &ConnParam) -> (u8, u8) {
+    (param.responder_resources, param.initiator_depth)
+}
+
+#[test]
+fn events_have_the_fixed_lengths_and_the_given_depths() {
+    for (resources, depth) in [(16, 16), (0, 16), (16, 0), (0, 0)] {
+        let mut net = Net::new(&[roce(), roce()]);
+        let (at, _) = net.listen(1, 7471, 0);
+        let initiator = net.ready(0, 7471, 5, false);
+        net.connect(0, initiator, parameters(3, resources, depth, b"hello"));
+        let (id, param) = net.request(1, at);
+        assert_eq!(param.private_data_len, 56);
+        assert_eq!(&param.private_data[..6], b"hello\0");
+        assert_eq!(depths(&param), (depth, resources));
+        net.accept(1, at, id, 200, parameters(9, depth, resources, &[7; 196]));
+        let event = net.event(0, initiator.0).unwrap();
+        assert_eq!((event.event, event.param.private_data_len), (5, 196));
+        assert_eq!(event.param.private_data[..196], [7; 196]);
+        assert_eq!(depths(&event.param), (resources, depth));
+        net.at(0, |engine, world| {
+            engine.accept(world, initiator.0, initiator.1, 0, None)
+        })
+        .unwrap();
+        net.run();
+        let event = net.event(1, at).unwrap();
+        assert_eq!((event.event, event.param.private_data_len), (9, 0));
+        assert_eq!(depths(&event.param), (0, 0), "an RTU has none");
+        let wire = net.wire.borrow();
+        for (side, attachment) in &wire.attached {
+            let expected = if *side == 0 { depth } else { resources };
+            assert_eq!(attachment.ord, u16::from(expected), "the program's Reads");
+            assert_eq!(
+                attachment.ord_limit,
+                u16::from(expected) + 1,
+                "and one that confirms"
+            );
+            assert!(matches!(attachment.terms, Terms::RdmaCm { spare_read: true, .. }));
+        }
+        drop(wire);
+        net.finish();
+    }
+}
+
+#[test]
+fn a_peer_without_a_query_shares_its_reads_with_confirmations() {
+    for depth in [0, 16] {
+        let mut net = Net::new(&[roce(), Config::default()]);
+        let (at, _) = net.listen(1, 7471, 0);
+        let initiator = net.ready(0, 7471, 5, false);
+        net.connect(0, initiator, parameters(3, 1, depth, b""));
+        let (id, param) = net.request(1, at);
+        assert_eq!(param.private_data_len, 0, "an RNIC has exact lengths");
+        assert_eq!(param.responder_resources, depth.max(1));
+        net.accept(1, at, id, 200, parameters(9, 16, 1, b""));
+        establish(&mut net, initiator, 5);
+        let wire = net.wire.borrow();
+        let (_, attachment) = wire.attached.iter().find(|(side, _)| *side == 0).unwrap();
+        assert_eq!(
+            (attachment.ord, attachment.ord_limit),
+            (depth.into(), depth.max(1).into())
+        );
+        drop(wire);
+        net.finish();
+    }
+}
+
+#[test]
+fn private_data_beyond_a_message_is_refused() {
+    let mut net = Net::new(&[roce(), roce()]);
+    let (at, _) = net.listen(1, 7471, 0);
+    let initiator = net.ready(0, 7471, 5, false);
+    let long = net.at(0, |engine, world| {
+        engine.connect(world, initiator.0, initiator.1, parameters(3, 1, 1, &[1; 57]))
+    });
+    assert_eq!(long, Err(Errno::INVAL));
+    net.connect(0, initiator, parameters(3, 1, 1, &[1; 56]));
+    let (id, _) = net.request(1, at);
+    let long = net.at(1, |engine, world| engine.reject(world, at, id, &[1; 149]));
+    assert_eq!(long, Err(Errno::INVAL));
+    let long = net.at(1, |engine, world| {
+        engine.accept(world, at, id, 200, Some(parameters(9, 1, 1, &[1; 197])))
+    });
+    assert_eq!(long, Err(Errno::INVAL));
+    net.run();
+    let event = net.event(0, initiator.0).unwrap();
+    let found = (event.event, event.status, event.param.private_data_len);
+    assert_eq!(found, (8, 28, 148), "a program that cannot accept has rejected");
+    net.finish();
+}
+
+#[test]
+fn a_rejection_has_a_reason() {
+    let mut net = Net::new(&[roce(), roce()]);
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 1, 1, b""));
+    let event = net.event(0, initiator.0).unwrap();
+    let found = (event.event, event.status, event.param.private_data_len);
+    assert_eq!(found, (8, 8, 148), "nobody listens");
+    let (at, _) = net.listen(1, 7471, 0);
+    let initiator = net.ready(0, 7471, 6, false);
+    net.connect(0, initiator, parameters(3, 1, 1, b""));
+    let (id, _) = net.request(1, at);
+    net.at(1, |engine, world| engine.reject(world, at, id, &[9; 148]))
+        .unwrap();
+    net.run();
+    let event = net.event(0, initiator.0).unwrap();
+    assert_eq!((event.event, event.status, depths(&event.param)), (8, 28, (0, 0)));
+    assert_eq!(event.param.private_data[..148], [9; 148]);
     net.finish();
 }
 

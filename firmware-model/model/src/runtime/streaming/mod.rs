@@ -50,10 +50,12 @@ struct StreamingState {
     unsent: Vec<u8>,
 }
 
-/// A receive of exactly the buffer's length.
+/// A receive of at most the buffer's length.
 #[derive(Debug)]
 struct Receive {
     buffer: Mapping,
+    /// The number of bytes with which the receive ends.
+    least: usize,
     arrived: usize,
 }
 
@@ -207,12 +209,13 @@ impl Streams {
         Ok(())
     }
 
-    /// Receives exactly the buffer's length in streaming mode; an event reports completion.
+    /// Receives at most the buffer's length, and at least `least` bytes, in streaming mode; an
+    /// event reports completion.
     pub(crate) fn receive(
         &self,
         schedule: &Schedule,
         sid: u32,
-        buffer: Mapping,
+        (buffer, least): (Mapping, usize),
         effects: &mut Effects,
     ) -> Result<(), Status> {
         let entry = self.touch(schedule, sid, effects)?;
@@ -223,7 +226,11 @@ impl Streams {
         if state.receive.is_some() {
             return Err(Status::Busy);
         }
-        state.receive = Some(Receive { buffer, arrived: 0 });
+        state.receive = Some(Receive {
+            buffer,
+            least,
+            arrived: 0,
+        });
         state.command_pending = true;
         effects.check_stream(sid);
         Ok(())
@@ -455,6 +462,7 @@ impl StreamingState {
                     receive.buffer.copy_in(receive.arrived, &bytes[..n]);
                     receive.arrived += n;
                 }
+                Err(StreamError::WouldBlock) if receive.arrived >= receive.least => break 0,
                 Err(StreamError::WouldBlock) => return,
                 Err(StreamError::Closed(errno)) => break code(errno),
                 Err(StreamError::Fault) => break code(Errno::FAULT),

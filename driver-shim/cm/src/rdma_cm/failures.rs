@@ -1,0 +1,326 @@
+//! Connections that fail: the events, and one line of the log for each that says what happened.
+
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+
+use super::messages::{Message, outcome};
+use super::{CmEvent, Engine, EventParams, Key, Location, Owner, State, World};
+use crate::mpa_startup::{Close, Excerpt, Fault, Time};
+
+/// Why a connection failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// The network, or this host, refused to connect.
+    Refused(Errno, Location),
+    /// The peer's connection manager refused the service.
+    ServiceRefused(u8),
+    /// The peer named an impossible TCP port.
+    BadPort(u32),
+    /// No answer to the query, or to TCP's SYN, in this time.
+    Silent(Time),
+    /// TCP connected, but the frame did not arrive in this time; with the bytes that did.
+    NoFrame(Time, Excerpt),
+    /// The peer ended the TCP connection before the frame was complete; with the bytes that came.
+    Ended(Excerpt),
+    /// The peer sent something else than the frame.
+    Fault(Fault),
+    /// Start-up ended with a Terminate, which has this control word.
+    Terminate(u32),
+    /// The queue pair cannot be attached.
+    NotAttached(Errno),
+    /// The first FPDU did not arrive in time, or the connection ended before it.
+    NoFirstFpdu(Errno),
+    /// The initiator ended the TCP connection, or sent data, before the program accepted.
+    NotWaiting,
+    /// The device is gone.
+    DeviceLost,
+}
+
+impl Cause {
+    /// The error number of the event.
+    pub(super) fn errno(self) -> Errno {
+        match self {
+            Cause::Refused(errno, _) | Cause::NotAttached(errno) | Cause::NoFirstFpdu(errno) => errno,
+            Cause::ServiceRefused(_) => Errno::CONNREFUSED,
+            Cause::Silent(_) | Cause::NoFrame(..) | Cause::Fault(Fault::Timeout) => Errno::TIMEDOUT,
+            Cause::Ended(_) | Cause::NotWaiting | Cause::DeviceLost | Cause::Fault(Fault::Closed) => {
+                Errno::CONNRESET
+            }
+            Cause::BadPort(_) | Cause::Terminate(_) => Errno::PROTO,
+            Cause::Fault(
+                Fault::Frame(_)
+                | Fault::NotMpa(_)
+                | Fault::Trailing(_)
+                | Fault::NotEnhanced(_)
+                | Fault::PrivateData(_)
+                | Fault::Rdmac,
+            ) => Errno::PROTO,
+        }
+    }
+}
+
+impl From<Errno> for Cause {
+    /// A queue pair cannot be attached.
+    fn from(errno: Errno) -> Cause {
+        Cause::NotAttached(errno)
+    }
+}
+
+impl Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Refused(Errno::CONNREFUSED, Location::Silent) => f.write_str(
+                "nothing listens at its TCP port, and nothing answers at the UDP port of the same number",
+            ),
+            Cause::Refused(Errno::CONNREFUSED, Location::Known) => {
+                f.write_str("the TCP port that its listener named refuses connections: a firewall?")
+            }
+            Cause::Refused(Errno::CONNREFUSED, _) => {
+                f.write_str("nothing listens there, neither at TCP nor at UDP port of this number")
+            }
+            Cause::Refused(Errno::ACCESS | Errno::PERM, _) => {
+                f.write_str("a firewall, a route or a policy of this host forbids it")
+            }
+            Cause::Refused(Errno::HOSTUNREACH, _) => f.write_str(
+                "the host cannot be reached (EHOSTUNREACH): it is down, or a firewall refuses the packets",
+            ),
+            Cause::Refused(Errno::NETUNREACH, _) => f.write_str("there is no route to it (ENETUNREACH)"),
+            Cause::Refused(Errno::CONNRESET, _) => f.write_str("the host reset the TCP connection"),
+            Cause::Refused(Errno::TIMEDOUT, _) => {
+                f.write_str("TCP gave up: no answer to its SYN; the host is down, or a firewall drops packets")
+            }
+            Cause::Refused(Errno::ADDRINUSE, _) => f.write_str("its source port is in use (EADDRINUSE)"),
+            Cause::Refused(Errno::ADDRNOTAVAIL, _) => f.write_str(
+                "its source address and port cannot be used (EADDRNOTAVAIL): perhaps they have a connection to \
+                 this peer",
+            ),
+            Cause::Refused(errno, _) => write!(f, "{errno}"),
+            Cause::ServiceRefused(status) => write!(f, "the peer's connection manager refused it, status {status}"),
+            Cause::BadPort(port) => write!(f, "the peer named the impossible TCP port {port}"),
+            Cause::Silent(time) => write!(
+                f,
+                "no answer in {} s: the host is down, or a firewall drops packets",
+                time.as_secs()
+            ),
+            Cause::NoFrame(time, arrived) if arrived.is_empty() => write!(
+                f,
+                "TCP connected, but the peer sent nothing in {} s: another service has the port, or the program \
+                 does not accept",
+                time.as_secs()
+            ),
+            Cause::NoFrame(time, arrived) => write!(
+                f,
+                "TCP connected, but the peer sent only {arrived} in {} s",
+                time.as_secs()
+            ),
+            Cause::Ended(arrived) if arrived.is_empty() => f.write_str(
+                "the peer ended the TCP connection without an answer: its program ended, or another service has \
+                 the port",
+            ),
+            Cause::Ended(arrived) => write!(f, "the peer ended the TCP connection after {arrived}"),
+            Cause::Fault(fault) => write!(f, "{fault}"),
+            Cause::Terminate(control) => write!(
+                f,
+                "start-up ended with Terminate {control:#010x}: the ends need other depths or RTR messages"
+            ),
+            Cause::NotAttached(errno) => write!(f, "its queue pair cannot be used: {errno}"),
+            Cause::NoFirstFpdu(Errno::TIMEDOUT) => f.write_str("the initiator's first message did not arrive"),
+            Cause::NoFirstFpdu(_) => f.write_str("the initiator ended the connection before its first message"),
+            Cause::NotWaiting => f.write_str(
+                "the initiator ended the TCP connection, or sent data, before the program accepted",
+            ),
+            Cause::DeviceLost => f.write_str("the device is lost"),
+        }
+    }
+}
+
+/// The name of an event, for a line.
+fn name(kind: CmEvent) -> &'static str {
+    match kind {
+        CmEvent::Rejected => "RDMA_CM_EVENT_REJECTED",
+        CmEvent::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
+        _ => "RDMA_CM_EVENT_CONNECT_ERROR",
+    }
+}
+
+impl Engine {
+    /// Logs that an address cannot be used: the call on it fails.
+    pub(super) fn say_refused(&mut self, now: Time, call: &str, address: SocketAddr, errno: Errno) {
+        if !self.lines.may_say(now) {
+            return;
+        }
+        let why = match errno {
+            Errno::ACCESS => "the system forbids it: ports below 1024 need CAP_NET_BIND_SERVICE".to_owned(),
+            Errno::ADDRINUSE => "the port is in use".to_owned(),
+            Errno::ADDRNOTAVAIL if address.ip().is_unspecified() => {
+                "the port is in use at an address of this host".to_owned()
+            }
+            Errno::ADDRNOTAVAIL => {
+                "this host does not have the address, or the port is in use at any address".to_owned()
+            }
+            Errno::NODEV => "no device has the address".to_owned(),
+            Errno::NETUNREACH => "there is no route to it".to_owned(),
+            errno => errno.to_string(),
+        };
+        tracing::warn!("{call}: {address}: {why} (errno {})", errno.raw_os_error());
+    }
+
+    /// Logs that a stream of a listener ended without a Request.
+    pub(super) fn say_no_request(&mut self, world: &mut World<'_>, sid: u32, cause: Cause) {
+        let Ok((local, remote)) = world.device.ends(sid) else {
+            return tracing::debug!("stream {sid}: {cause}");
+        };
+        if self.lines.may_say(world.now) {
+            tracing::warn!("a connection from {remote} to {local} brought no MPA Request: {cause}");
+        }
+    }
+
+    fn say_failed(
+        &mut self,
+        now: Time,
+        handle: u32,
+        call: &str,
+        cause: Cause,
+        (kind, status): (CmEvent, i32),
+    ) {
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        if let Some(remote) = remote
+            && self.lines.may_say(now)
+        {
+            let event = name(kind);
+            tracing::warn!("{call} {remote} failed: {cause} ({event}, status {status})");
+        }
+    }
+
+    /// The time that an attempt was allowed.
+    pub(super) fn attempt_time(&self, handle: u32) -> Time {
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        remote.map_or(Time::ZERO, |remote| {
+            self.policy(remote.ip()).settings.initiator_timeout
+        })
+    }
+
+    /// The time of an attempt is over.
+    pub(super) fn attempt_due(&mut self, world: &mut World<'_>, handle: u32) {
+        let time = self.attempt_time(handle);
+        let cause = match self.ids.get(&handle).map(|id| &id.state) {
+            Some(State::Connecting(connecting)) => match &connecting.initiator {
+                None => Cause::Silent(time),
+                Some(initiator) => Cause::NoFrame(time, initiator.arrived()),
+            },
+            _ => return,
+        };
+        self.connect_failed(world, handle, cause);
+    }
+
+    /// The stream of an attempt ended.
+    pub(super) fn attempt_closed(&mut self, world: &mut World<'_>, handle: u32) {
+        let arrived = match self.ids.get(&handle).map(|id| &id.state) {
+            Some(State::Connecting(connecting)) => connecting.initiator.as_ref(),
+            _ => None,
+        };
+        let arrived = arrived.map(|initiator| initiator.arrived()).unwrap_or_default();
+        self.connect_failed(world, handle, Cause::Ended(arrived));
+    }
+
+    /// The time for the Request of a stream is over.
+    pub(super) fn request_due(&mut self, world: &mut World<'_>, sid: u32) {
+        if let Some(Owner::Listener(_, responder)) = self.streams.get(&sid) {
+            let time = self.default_policy.settings.responder_timeout;
+            let cause = Cause::NoFrame(time, responder.arrived());
+            self.say_no_request(world, sid, cause);
+        }
+    }
+
+    /// The time for the RTR frame is over.
+    pub(super) fn rtr_frame_due(&mut self, world: &mut World<'_>, handle: u32) {
+        self.answer_failed(world, handle, Cause::NoFirstFpdu(Errno::TIMEDOUT));
+    }
+
+    /// Ends a connection attempt that failed, and reports the error.
+    pub(super) fn connect_failed(&mut self, world: &mut World<'_>, handle: u32, cause: Cause) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let known_peer = id.known_peer;
+        let sid = match std::mem::replace(&mut id.state, State::Over) {
+            State::LookingUp(lookup) => {
+                self.forget_lookup(&lookup);
+                None
+            }
+            State::Connecting(connecting) => Some(connecting.sid),
+            State::Answered(answered) => Some(answered.sid),
+            _ => None,
+        };
+        self.timers.set(Key::Id(handle), None);
+        if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
+            self.close_stream(world, sid, Close::Abort);
+        }
+        let (kind, status) = outcome(self.identity, cause.errno(), known_peer);
+        self.say_failed(world.now, handle, "rdma_connect to", cause, (kind, status));
+        let mut params = EventParams::default();
+        if kind == CmEvent::Rejected && self.identity.is_roce() {
+            Message::Reject.pad(&mut params.private_data);
+        }
+        self.report(world, handle, kind, status, params);
+    }
+
+    /// Reports that the program's queue pair could not be attached after the Reply.
+    pub(super) fn establish_failed(&mut self, world: &mut World<'_>, handle: u32, cause: Cause) {
+        let status = -cause.errno().raw_os_error();
+        let outcome = (CmEvent::ConnectError, status);
+        self.say_failed(world.now, handle, "rdma_connect to", cause, outcome);
+        self.report(world, handle, outcome.0, status, EventParams::default());
+    }
+
+    /// Logs that the program's own queue pair could not be attached after the Reply; returns the
+    /// error of its call.
+    pub(super) fn not_established(&mut self, now: Time, handle: u32, cause: Cause) -> Errno {
+        let outcome = (CmEvent::ConnectError, -cause.errno().raw_os_error());
+        self.say_failed(now, handle, "rdma_connect to", cause, outcome);
+        cause.errno()
+    }
+
+    /// Ends an accepted connection that failed, and reports the error.
+    pub(super) fn answer_failed(&mut self, world: &mut World<'_>, handle: u32, cause: Cause) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        if let State::AwaitingRtrFrame(awaiting) = std::mem::replace(&mut id.state, State::Over) {
+            self.close_stream(world, awaiting.acceptance.sid, Close::Abort);
+        }
+        self.timers.set(Key::Id(handle), None);
+        let errno = cause.errno();
+        let (kind, status) = match errno {
+            // The initiator of a RoCE NIC that ends instead sends REJ.
+            Errno::CONNRESET if self.identity.is_roce() => outcome(self.identity, errno, true),
+            Errno::TIMEDOUT => (CmEvent::Unreachable, -errno.raw_os_error()),
+            _ => (CmEvent::ConnectError, -errno.raw_os_error()),
+        };
+        self.say_failed(world.now, handle, "rdma_accept of", cause, (kind, status));
+        let mut params = EventParams::default();
+        if kind == CmEvent::Rejected {
+            Message::Reject.pad(&mut params.private_data);
+        }
+        self.report(world, handle, kind, status, params);
+    }
+
+    /// Reports that a lookup of a queue pair failed. `status`: that of the reply, if there was one.
+    pub(super) fn lookup_failed(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        cause: Cause,
+        params: EventParams,
+    ) {
+        let status = match cause {
+            Cause::ServiceRefused(status) => status.into(),
+            cause => -cause.errno().raw_os_error(),
+        };
+        let outcome = (CmEvent::Unreachable, status);
+        self.say_failed(world.now, handle, "rdma_connect to", cause, outcome);
+        self.report(world, handle, outcome.0, status, params);
+    }
+}
