@@ -21,6 +21,7 @@ mod hosts;
 mod install;
 mod interop;
 mod isolation;
+mod kernel_doors;
 mod netns;
 mod nfs_rdma;
 mod openings;

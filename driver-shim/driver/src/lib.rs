@@ -34,6 +34,7 @@ mod planned;
 mod process;
 mod rdma_cm;
 mod resident;
+mod resources;
 pub mod rings;
 mod snapshot;
 mod streams;

@@ -52,6 +52,7 @@ mod connection;
 mod datagrams;
 mod device;
 mod ids;
+pub mod listing;
 mod passive;
 #[cfg(test)]
 mod tests;

@@ -147,6 +147,7 @@ impl Driver {
             qid: handle.id.get(),
             qpn: number.qpn,
             kind: init.kind,
+            pd: init.pd.id,
             uar: init.context.uar(),
             doorbell: handle.doorbell.get(),
             cqs: (init.send_cq.id, init.recv_cq.id),
@@ -253,6 +254,11 @@ impl Qp {
     #[inline]
     pub fn receive_doorbell(&self, producer: u32) -> DoorbellWrite {
         DoorbellWrite::new((self.uar, self.doorbell), Kind::Receive, self.qid, producer)
+    }
+
+    /// Number of the protection domain.
+    pub(crate) fn pd(&self) -> u32 {
+        self.pd
     }
 
     /// Device numbers of the completion queues of sends and receives.
