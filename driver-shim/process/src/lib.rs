@@ -2,9 +2,9 @@
 //! urnic's own ([`fds`]), the activity of its threads ([`activity`]), urnic's threads ([`threads`])
 //! and signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]),
 //! the limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]) and the GIDs
-//! made from them ([`port_gids`]), the log ([`log`]), and error lines that it has once
-//! ([`error_log`], [`failure`]). The provider's queues have their lock from here, too
-//! ([`queue_lock`]).
+//! made from them ([`port_gids`]), the log ([`log`]), error lines that it has once ([`error_log`],
+//! [`failure`]), and how far it comes with a device ([`usage`]). The provider's queues have their
+//! lock from here, too ([`queue_lock`]).
 
 pub mod activity;
 #[forbid(unsafe_code)]
@@ -34,3 +34,5 @@ pub mod queue_lock;
 pub mod signals;
 #[forbid(unsafe_code)]
 pub mod threads;
+#[forbid(unsafe_code)]
+pub mod usage;

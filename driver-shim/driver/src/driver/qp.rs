@@ -23,6 +23,7 @@ use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpCaps, QpMask};
 use urnic_cm::timeouts::{RETRIES, retry_time};
 use urnic_process::activity::Activity;
+use urnic_process::usage::{self, Step};
 
 /// The processor time within which a thread that changes a queue pair to RTR changes it to RTS, if
 /// that is its next step.
@@ -303,6 +304,9 @@ impl Qp {
 
     pub(crate) fn set_last_state(&self, state: QpState) {
         self.last_state.store(state as u8, Ordering::Relaxed);
+        if state == QpState::Rts {
+            usage::reached(Step::ReadyToSend);
+        }
     }
 
     /// Records that the connection manager attached the queue pair to a stream.
