@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
 use urnic_bus::vfio_user::VfioUserBus;
-use urnic_config::{Config, Device, DeviceConfig, Identity};
+use urnic_config::{Config, Device, DeviceConfig, Identity, RealDevices};
 use urnic_device::bus::Bus as _;
 use urnic_rdma_core::Pabi;
 
@@ -120,7 +120,7 @@ fn check_all(
         report(Finding::good("memlock", "any limit will do: nothing is pinned"))?;
     }
     report(descriptors())?;
-    report(hardware(Path::new("/sys/class/infiniband")))?;
+    report(hardware(Path::new("/sys/class/infiniband"), config.real_devices))?;
     report(Finding::note(
         "out of reach",
         "statically linked programs, set-user-id ones run by another user, and what sudo, doas, su and pkexec start, which \
@@ -321,8 +321,8 @@ fn descriptors() -> Finding {
     }
 }
 
-/// Hardware HCAs stay visible: a program that uses the first device may use one of them.
-fn hardware(class: &Path) -> Finding {
+/// Hardware HCAs stay visible, unless they are hidden: a program may use one of them.
+fn hardware(class: &Path, shown: RealDevices) -> Finding {
     let entries = std::fs::read_dir(class).into_iter().flatten().flatten();
     let names: Vec<String> = entries
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
@@ -330,9 +330,14 @@ fn hardware(class: &Path) -> Finding {
     match names.is_empty() {
         true => Finding::good("other devices", "none"),
         false => {
+            let names = names.join(", ");
+            let text = match shown {
+                RealDevices::Hidden => return Finding::good("other devices", format!("{names}, hidden")),
+                RealDevices::Last => "after urnic's in lists",
+                RealDevices::First => "before urnic's in lists",
+            };
             let text = format!(
-                "{} too; name the device to programs, as in -d NAME",
-                names.join(", ")
+                "{names} too, {text}: --only hides them, or name the device to programs, as in -d NAME"
             );
             Finding::note("other devices", text, None)
         }
@@ -383,8 +388,14 @@ mod tests {
     fn real_devices_are_named() {
         let class = urnic_testkit::Folder::new("doctor-test");
         std::fs::create_dir(class.file("mlx5_0")).expect("a folder");
-        let finding = hardware(class.path());
+        let finding = hardware(class.path(), RealDevices::Last);
         assert!(finding.text.contains("mlx5_0"), "{finding}");
-        assert_eq!(hardware(Path::new("/no/such/class")).verdict, Verdict::Good);
+        let hidden = hardware(class.path(), RealDevices::Hidden);
+        assert!(
+            hidden.verdict == Verdict::Good && hidden.text.contains("mlx5_0, hidden"),
+            "{hidden}"
+        );
+        let none = hardware(Path::new("/no/such/class"), RealDevices::Last);
+        assert_eq!(none.verdict, Verdict::Good);
     }
 }

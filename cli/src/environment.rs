@@ -134,6 +134,7 @@ impl Options {
             "URNIC_IDENTITY",
             checked("identity", "--identity", &self.identity)?,
         );
+        set("URNIC_REAL_DEVICES", self.only.then(|| "hidden".into()));
         set("URNIC_LOG", self.log.as_ref().map(OsString::from));
         // The program may run in another folder.
         set("URNIC_CONFIG", absolute(self.config.as_deref())?);

@@ -21,6 +21,7 @@ mod manual;
 mod options;
 mod other_user;
 mod program;
+mod required;
 mod serve;
 mod signals;
 mod stat;
@@ -60,6 +61,10 @@ enum Command {
     Run {
         #[command(flatten)]
         options: Options,
+        /// End with status 87 if COMMAND succeeds, and none of its processes connected a queue pair
+        /// of the device
+        #[arg(long)]
+        require: bool,
         /// The program and its arguments
         #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND", num_args = 1..)]
         command: Vec<OsString>,
@@ -252,13 +257,17 @@ fn main() -> ExitCode {
         Err(status) => return status,
     };
     let outcome = match cli.command {
-        Command::Run { options, command } => {
+        Command::Run {
+            options,
+            require,
+            command,
+        } => {
             let prepared = Environment::new(&options).and_then(|env| {
                 files::check(&env.config)?;
                 (env.config.pcap.as_deref()).map_or(Ok(()), files::prepare_capture)?;
                 Ok(env)
             });
-            prepared.and_then(|env| program::run(&env, &command))
+            prepared.and_then(|env| program::run(&env, &command, require))
         }
         Command::Hosts {
             options,
@@ -376,7 +385,7 @@ mod tests {
     fn arguments_after_the_command_belong_to_it() {
         let cli = Cli::try_parse_from(["urnic", "run", "--log", "debug", "--", "prog", "--log", "-x"])
             .expect("good");
-        let Command::Run { options, command } = cli.command else {
+        let Command::Run { options, command, .. } = cli.command else {
             panic!("run")
         };
         assert_eq!(options.log.as_deref(), Some("debug"));

@@ -19,6 +19,9 @@ pub(crate) struct Options {
     /// The kind of device that programs see: iwarp or roce
     #[arg(long, value_name = "KIND")]
     pub(crate) identity: Option<String>,
+    /// Hide the real RDMA devices of the machine from programs
+    #[arg(long)]
+    pub(crate) only: bool,
     /// Read options from this TOML file [variable: URNIC_CONFIG]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

@@ -11,11 +11,12 @@ use std::process::{Command, ExitCode};
 
 use crate::answer::Failure;
 use crate::environment::{Environment, quoted_words};
-use crate::{inherited, other_user};
+use crate::{inherited, other_user, required};
 use urnic_process::executable;
 
-/// Replaces this process by the command; returns only when that fails.
-pub(crate) fn run(env: &Environment, command: &[OsString]) -> Result<ExitCode, Failure> {
+/// Replaces this process by the command; returns only when that fails. With `require`, runs the
+/// command as a child, and fails if it does not use the device.
+pub(crate) fn run(env: &Environment, command: &[OsString], require: bool) -> Result<ExitCode, Failure> {
     let Some((name, args)) = command.split_first() else {
         return Err(Failure::usage("no command was given"));
     };
@@ -24,6 +25,10 @@ pub(crate) fn run(env: &Environment, command: &[OsString]) -> Result<ExitCode, F
     }
     let mut command = Command::new(name);
     command.args(args).envs(env.variables());
+    if require {
+        let refused = |error: &io::Error| not_run(name, error);
+        return required::run(command, name, env.config.identity, refused);
+    }
     let error = inherited::passed_on(&mut command).exec();
     Err(not_run(name, &error))
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use urnic_config::Config;
 use urnic_presence::Settings;
 use urnic_presence::fork::OwnLock;
+use urnic_process::usage::{self, Step};
 
 use crate::{exit, log, refusals, strict, trace};
 
@@ -33,6 +34,8 @@ pub(crate) fn first_search() {
         .inspect_err(|error| tracing::error!("{error}"))
         .unwrap_or_default();
     refusals::start(config.refusals);
+    usage::start();
+    usage::reached(Step::Searched);
     exit::start(&config);
     strict::start(&config);
     trace::start(&config);

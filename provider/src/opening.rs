@@ -1,7 +1,7 @@
 //! The life of contexts: the functions that libibverbs calls when a program opens, imports and
 //! closes the device.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
@@ -9,7 +9,10 @@ use rustix::io::Errno;
 use urnic_config::Config;
 use urnic_driver::{CmChannel, Driver};
 use urnic_presence::{Presence, Shown, command};
+use urnic_process::usage::{self, Step};
 use urnic_rdma_core::{ibv_context, ibv_device, verbs_context, verbs_device};
+
+use urnic_sys::loader::loaded_files;
 
 use crate::context::{Context, OpenContext, Tail, close_of_program};
 use crate::file::File;
@@ -43,7 +46,17 @@ fn open_device(name: &CStr) -> Result<(&'static Shown, &'static Arc<Driver>), Er
     let (presence, config) = devices()?;
     let shown = presence.device(name.to_bytes()).ok_or(Errno::NODEV)?;
     let driver = Driver::open_shown(shown.index(), &config, presence)?;
+    usage::reached(match has_ucx() {
+        true => Step::OpenedByUcx,
+        false => Step::Opened,
+    });
     Ok((shown, driver))
+}
+
+/// Whether UCX's transports are loaded.
+fn has_ucx() -> bool {
+    let is_uct = |file: &CString| file.to_bytes().windows(6).any(|part| part == b"libuct");
+    loaded_files().iter().any(is_uct)
 }
 
 /// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the

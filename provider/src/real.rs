@@ -160,6 +160,9 @@ real! {
     posix_spawnp: (Opaque, *const c_char, Opaque, Opaque, *const *mut c_char, *const *mut c_char) -> c_int;
     write: (c_int, *const c_void, usize) -> isize;
     recv: (c_int, *mut c_void, usize, c_int) -> isize;
+    send: (c_int, *const c_void, usize, c_int) -> isize;
+    sendto: (c_int, *const c_void, usize, c_int, *const c_void, c_uint) -> isize;
+    sendmsg: (c_int, *const libc::msghdr, c_int) -> isize;
     ioctl: (c_int, c_ulong, ...) -> c_int;
     fcntl: (c_int, c_int, ...) -> c_int;
     fcntl64: (c_int, c_int, ...) -> c_int;

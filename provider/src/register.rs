@@ -6,12 +6,16 @@
 //! than one copy of it. So the plug-in searches for copies whenever a copy begins to search for
 //! devices, and registers with new ones. Drivers registered early are tried first.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use urnic_presence::fork::OwnLock;
-use urnic_presence::{Presence, UVERBS_DEVICE_ABI};
-use urnic_rdma_core::{ibv_device, verbs_context, verbs_device, verbs_device_ops, verbs_sysfs_dev};
+use urnic_presence::{Presence, Shown, UVERBS_DEVICE_ABI};
+use urnic_rdma_core::{
+    VERBS_MATCH_SENTINEL, ibv_device, verbs_context, verbs_device, verbs_device_ops, verbs_match_ent,
+    verbs_sysfs_dev,
+};
 
 use urnic_sys::Plain;
 
@@ -89,6 +93,15 @@ fn register(name: &CStr, known: &mut Vec<&'static Registration>) {
     known.push(registration);
 }
 
+/// The match table, which has only its end: [`match_device`] matches.
+static NO_MATCH: verbs_match_ent = verbs_match_ent {
+    driver_data: std::ptr::null_mut(),
+    modalias_or_driver_id: 0,
+    vendor: 0,
+    device: 0,
+    kind: VERBS_MATCH_SENTINEL,
+};
+
 /// The operations to register; libibverbs copies nothing, so each registration has its own.
 fn operations() -> verbs_device_ops {
     called_by_c! { match_device(found: *mut verbs_sysfs_dev) -> bool = self::match_device(found) }
@@ -106,7 +119,7 @@ fn operations() -> verbs_device_ops {
         name: c"urnic".as_ptr(),
         match_min_abi_version: UVERBS_DEVICE_ABI,
         match_max_abi_version: UVERBS_DEVICE_ABI,
-        match_table: std::ptr::null(),
+        match_table: &raw const NO_MATCH,
         static_providers: std::ptr::null(),
         match_device: Some(match_device),
         alloc_context: Some(alloc_context),
@@ -121,7 +134,31 @@ fn match_device(found: &verbs_sysfs_dev) -> bool {
     let name = found.ibdev_name.map(|byte| byte as u8);
     let name = CStr::from_bytes_until_nul(&name).map_or(&[][..], CStr::to_bytes);
     rustix::fs::stat("/dev/null").is_ok_and(|null| null.st_rdev == found.sysfs_cdev)
-        && guarded(Presence::current).is_ok_and(|presence| presence.device(name).is_some())
+        && guarded(|| {
+            let presence = Presence::current()?;
+            let shown = presence.device(name);
+            Ok(shown.is_some_and(|shown| !is_too_early(presence, shown)))
+        })
+        .is_ok_and(|matches| matches)
+}
+
+/// The devices, by their index as a bit, that were not matched when they were first found.
+static POSTPONED: AtomicU64 = AtomicU64::new(0);
+
+/// A part of the names of libibverbs' drivers.
+const DRIVER: &[u8] = b"-rdmav";
+
+/// Whether a device would be listed before the real ones have drivers.
+///
+/// libibverbs matches the devices that it found, loads its drivers if some have none, and matches
+/// the rest; each gets a place in front of those before it. So a device that is matched at the
+/// first time comes after all whose drivers are loaded then, whatever order the kernel gave.
+fn is_too_early(presence: &Presence, shown: &Shown) -> bool {
+    let is_driver = |file: &CString| file.to_bytes().windows(DRIVER.len()).any(|part| part == DRIVER);
+    let bit = 1 << (shown.index() % 64);
+    presence.has_real_devices()
+        && POSTPONED.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        && !loaded_files().iter().any(is_driver)
 }
 
 /// libibverbs fills the zeroes.

@@ -28,6 +28,6 @@ pub use options::{OPTIONS, Opt};
 pub use read::read_file;
 pub use settings::{
     Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Placement, Present,
-    RtrTypes, SameHost, Section, Strict, Vfio, VfioApi,
+    RealDevices, RtrTypes, SameHost, Section, Strict, Vfio, VfioApi,
 };
 pub use urnic_faults::Network;

@@ -11,7 +11,9 @@ use urnic_wire::mpa::startup::RtrKey;
 
 use crate::error::{Error, Source};
 use crate::names::{MAX_DEVICES, is_name};
-use crate::settings::{CmPorts, Completion, Config, Identity, Placement, SameHost, Strict, VfioApi};
+use crate::settings::{
+    CmPorts, Completion, Config, Identity, Placement, RealDevices, SameHost, Strict, VfioApi,
+};
 use crate::values::{
     device, either, milliseconds, number, path, ports, rtr_frame, rtr_types, seconds, show_path,
     show_rtr_types, truth,
@@ -189,6 +191,14 @@ pub const OPTIONS: &[Opt] = &[
                both cases, and ends of both kinds connect to each other.",
         set: |c, text| Identity::named(text).map(|v| c.identity = v),
         show: |c| c.identity.name().to_owned(),
+    },
+    Opt {
+        key: "real_devices",
+        takes: "first, last or hidden",
+        help: "The real RDMA devices of the machine: programs see them before the device in lists, after it, or not at all (the flag --only). \
+               Many programs take the first device of the list.",
+        set: |c, text| RealDevices::named(text).map(|v| c.real_devices = v),
+        show: |c| c.real_devices.name().to_owned(),
     },
     Opt {
         key: "completion",

@@ -15,13 +15,20 @@ use crate::options::{self, OPTIONS, Opt};
 use crate::settings::{Config, Device, Peer, Section};
 use crate::{lines, profile};
 use urnic_faults::Network;
+use urnic_process::usage;
 
 /// Largest configuration file in bytes; a larger file is an error.
 const FILE_LIMIT: usize = 1 << 20;
 
 /// `URNIC_…` variables that are no options: the file, the list, and the variables that the command
 /// line and the tests use internally.
-pub(crate) const NOT_OPTIONS: [&str; 4] = ["URNIC_CONFIG", "URNIC_SET", "URNIC_LIB", "URNIC_CACHE"];
+pub(crate) const NOT_OPTIONS: [&str; 5] = [
+    "URNIC_CONFIG",
+    "URNIC_SET",
+    "URNIC_LIB",
+    "URNIC_CACHE",
+    usage::VARIABLE,
+];
 
 impl Config {
     /// Reads the configuration that this process's environment describes, with the file that it

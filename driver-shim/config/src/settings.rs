@@ -242,6 +242,19 @@ choice! {
 }
 
 choice! {
+    /// Whether programs see the real RDMA devices of the machine, too, and at which place in lists.
+    RealDevices {
+        /// Before ours.
+        First = "first",
+        /// After ours.
+        #[default]
+        Last = "last",
+        /// Not at all.
+        Hidden = "hidden",
+    }
+}
+
+choice! {
     /// Whether the program's use of verbs is checked.
     Strict {
         /// No.
@@ -343,6 +356,8 @@ pub struct Config {
     pub faults: Option<String>,
     /// The kind of RDMA device that programs see.
     pub identity: Identity,
+    /// The real RDMA devices of the machine.
+    pub real_devices: RealDevices,
     /// When Sends, Writes and immediates complete.
     pub completion: Completion,
     /// The way to peers on the same host.
@@ -381,6 +396,7 @@ impl Default for Config {
             suppressions: None,
             faults: None,
             identity: Identity::Iwarp,
+            real_devices: RealDevices::Last,
             completion: Completion::Auto,
             same_host: SameHost::Auto,
             placement: Placement::InOrder,

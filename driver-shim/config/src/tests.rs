@@ -89,6 +89,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
         "vfio.api" => "cdev",
         "cm.ports" => "own",
         "identity" => "roce",
+        "real_devices" => "hidden",
         "completion" => "delivered",
         "same_host" => "off",
         "refusals" => "false",

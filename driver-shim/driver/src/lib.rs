@@ -35,6 +35,7 @@ mod process;
 mod rdma_cm;
 mod refusal;
 mod resident;
+mod resources;
 pub mod rings;
 mod snapshot;
 mod streams;

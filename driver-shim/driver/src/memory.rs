@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 use crate::driver::Driver;
-use crate::objects::Pd;
+use crate::objects::{Pd, Region};
 use crate::resident::{self, Kept};
 use urnic_device::bus::Mapping;
 
@@ -108,10 +108,15 @@ impl Driver {
                 .send::<_, Handle>(Opcode::CreateMr, &arguments, list.as_bytes())
         };
         match created {
-            Ok(handle) => Ok(Mr {
-                stag: handle.id.get(),
-                memory: Some(memory),
-            }),
+            Ok(handle) => {
+                let stag = handle.id.get();
+                let region = Region { len, pd: pd.id };
+                self.objects().registered().regions().insert(stag, region);
+                Ok(Mr {
+                    stag,
+                    memory: Some(memory),
+                })
+            }
             Err(errno) => {
                 self.unmap(&memory);
                 Err(errno)
@@ -130,10 +135,10 @@ impl Driver {
         let (mut arguments, _) = create_arguments(pd, &nothing, usize::MAX, 0, Access::LOCAL_WRITE);
         arguments.log_page = NULL_REGION.into();
         let handle: Handle = self.commands().call(Opcode::CreateMr, &arguments)?;
-        Ok(Mr {
-            stag: handle.id.get(),
-            memory: None,
-        })
+        let stag = handle.id.get();
+        let region = Region { len: 0, pd: pd.id };
+        self.objects().registered().regions().insert(stag, region);
+        Ok(Mr { stag, memory: None })
     }
 
     /// Makes memory present, and maps it for the device. For a region on demand, only returns the
@@ -211,6 +216,10 @@ impl Driver {
         };
         match changed {
             Ok(()) => {
+                if let Some(region) = self.objects().registered().regions().get_mut(&mr.stag) {
+                    region.len = memory.as_ref().map_or(region.len, |(memory, _)| memory.len);
+                    region.pd = change.pd.map_or(region.pd, |pd| pd.id);
+                }
                 if let Some((memory, _)) = memory
                     && let Some(before) = mr.memory.replace(memory)
                 {
@@ -234,7 +243,13 @@ impl Driver {
     /// `EBUSY` while a window is bound to the region; `EIO` in a forked child.
     pub fn deregister(&self, mr: &Mr) -> Result<(), Errno> {
         self.check_process()?;
-        self.commands().destroy(Opcode::DestroyMr, mr.stag)?;
+        // Before the device gives the STag to another region.
+        let region = self.objects().registered().regions().remove(&mr.stag);
+        let destroyed = self.commands().destroy(Opcode::DestroyMr, mr.stag);
+        if let (Err(errno), Some(region)) = (destroyed, region) {
+            self.objects().registered().regions().insert(mr.stag, region);
+            return Err(errno);
+        }
         if let Some(memory) = &mr.memory {
             self.unmap(memory);
         }

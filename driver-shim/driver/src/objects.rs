@@ -1,10 +1,10 @@
 //! The driver's objects: contexts with their doorbell pages, and tables of objects, each with the
 //! receiver of its events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use urnic_sync::{Mutex, RwLock};
+use urnic_sync::{Mutex, MutexGuard, RwLock};
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
@@ -292,5 +292,36 @@ impl Contexts {
 
     pub(crate) fn len(&self) -> usize {
         self.open.read().len()
+    }
+
+    /// The numbers of the open contexts.
+    pub(crate) fn all(&self) -> Vec<u64> {
+        self.open.read().keys().copied().collect()
+    }
+}
+
+/// A memory region, for lists of objects.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Region {
+    /// Bytes.
+    pub(crate) len: usize,
+    /// Number of the protection domain.
+    pub(crate) pd: u32,
+}
+
+/// The protection domains by number, and the memory regions by STag, for lists of objects.
+#[derive(Debug, Default)]
+pub(crate) struct Registered {
+    domains: Mutex<HashSet<u32>>,
+    regions: Mutex<HashMap<u32, Region>>,
+}
+
+impl Registered {
+    pub(crate) fn domains(&self) -> MutexGuard<'_, HashSet<u32>> {
+        self.domains.lock()
+    }
+
+    pub(crate) fn regions(&self) -> MutexGuard<'_, HashMap<u32, Region>> {
+        self.regions.lock()
     }
 }

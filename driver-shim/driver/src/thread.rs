@@ -67,6 +67,7 @@ impl Driver {
             if let Some((stat_socket, _)) = stat_socket {
                 stat_socket.answer(
                     || self.snapshot(),
+                    || self.resources(),
                     |faults, clear| self.change_faults(faults, clear),
                 );
             }

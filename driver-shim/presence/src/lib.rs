@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use urnic_process::fds;
 use urnic_process::gids::GidTable;
 
-use urnic_config::{Config, Device};
+use urnic_config::{Config, Device, Identity, RealDevices};
 use urnic_process::addressing::Gid as DeviceAddress;
 use urnic_process::error_log;
 use urnic_process::failure;
@@ -40,6 +40,8 @@ mod identity;
 mod own_folder;
 #[forbid(unsafe_code)]
 mod plan;
+#[forbid(unsafe_code)]
+pub mod rdma_netlink;
 pub mod redirect;
 pub mod registry;
 pub mod token;
@@ -55,7 +57,7 @@ mod tests;
 pub use channel::{ChannelSender, Sent};
 pub use hw_counter::HwCounter;
 pub use own_folder::{OwnFolder, Refusal, safe_home, usual_name};
-pub use plan::{Settings, Shown, UVERBS_DEVICE_ABI, homes};
+pub use plan::{RDMA_CM_ABI, Settings, Shown, UVERBS_DEVICE_ABI, homes, uverbs_number};
 
 /// The devices as this process sees them. Made at the first use, then unchanged.
 #[derive(Debug)]
@@ -63,6 +65,9 @@ pub struct Presence {
     scope: identity::Scope,
     tree: tree::Tree,
     devices: Vec<Shown>,
+    identity: Identity,
+    real_devices: RealDevices,
+    has_real_devices: bool,
 }
 
 /// The current presence; null until the first use. A presence is never freed: contexts may still
@@ -151,7 +156,7 @@ impl Presence {
 
     /// Makes the presence of the configured devices, which have these addresses.
     fn build(scope: identity::Scope, tables: Vec<GidTable>, settings: &Settings) -> Result<Presence, Errno> {
-        let real = plan::RealDevices::of_host();
+        let real = plan::RealDevices::shown(settings.config.real_devices);
         let names: Vec<String> = settings
             .config
             .each_device()
@@ -160,8 +165,7 @@ impl Presence {
             .collect();
         if let Some(name) = names.iter().find(|name| real.has(name)) {
             tracing::error!(
-                "this machine has a real RDMA device named {name}: rename it with `rdma dev set`, or give urnic's another \
-                 name with --name"
+                "this machine has a real RDMA device named {name}: hide it with --only, or give urnic's another name with --name"
             );
             return Err(Errno::EXIST);
         }
@@ -186,7 +190,14 @@ impl Presence {
             errno
         })?;
         tracing::debug!("{names}: in {}", tree.root.display());
-        Ok(Presence { scope, tree, devices })
+        Ok(Presence {
+            scope,
+            tree,
+            devices,
+            identity: settings.config.identity,
+            real_devices: settings.config.real_devices,
+            has_real_devices: !real.is_empty(),
+        })
     }
 
     /// The folder that stands for `/`: `/sys/class/infiniband` is `<root>/sys/class/infiniband`.
@@ -200,6 +211,21 @@ impl Presence {
     /// It is not this user's alone any more.
     pub fn folder(&self) -> Result<OwnFolder, Refusal> {
         OwnFolder::open(self.root().parent().unwrap_or(Path::new("/")))
+    }
+
+    /// The kind of the devices.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Whether the real devices of the machine are shown, and at which place.
+    pub fn real_devices(&self) -> RealDevices {
+        self.real_devices
+    }
+
+    /// Whether the program sees real devices, too.
+    pub fn has_real_devices(&self) -> bool {
+        self.has_real_devices
     }
 
     /// The devices, at least one, by their indices.

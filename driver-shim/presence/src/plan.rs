@@ -3,24 +3,36 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, major, minor};
+use rustix::fs::{CWD, FileType, major, makedev, minor};
 
 use super::hw_counter::HwCounter;
 use super::identity::{self, Digest, Scope, guid_text, words};
 use super::own_folder::names;
 use super::tree::{Item, Plan, folder};
 use urnic_config::{Config, Identity};
+use urnic_device::pci;
 use urnic_process::gids::GidTable;
 use urnic_process::port_gids;
 
 /// Version of the tree's layout: another version gets another tree.
-const LAYOUT: &[u8] = b"4";
+const LAYOUT: &[u8] = b"5";
 
 /// Uverbs ABI of the device file (`IB_USER_VERBS_ABI_VERSION` of the driver; each provider has its
 /// own number).
 pub const UVERBS_DEVICE_ABI: u32 = 1;
 
+/// The ABI of the connection manager's file (`RDMA_USER_CM_ABI_VERSION`).
+pub const RDMA_CM_ABI: u32 = 4;
+
+/// The first index of our devices in RDMA netlink if the machine has devices. The kernel counts
+/// from 0 on.
+const INDEX_BESIDE_REAL_DEVICES: u32 = 1024;
+
 const CLASS: &str = "sys/class/infiniband";
+/// The folders of the devices, to which the class folders have links.
+const DEVICES: &str = "sys/devices/urnic";
+/// The bus of the devices.
+const BUS: &str = "sys/bus/urnic";
 const CLASS_VERBS: &str = "sys/class/infiniband_verbs";
 const DEV: &str = "dev/infiniband";
 
@@ -59,6 +71,7 @@ pub struct Shown {
     name: String,
     uverbs: String,
     node_guid: u64,
+    netlink_index: u32,
     gids: GidTable,
 }
 
@@ -83,6 +96,11 @@ impl Shown {
         self.node_guid
     }
 
+    /// The number of the device in RDMA netlink, which no real device has.
+    pub fn netlink_index(&self) -> u32 {
+        self.netlink_index
+    }
+
     /// The port's GID table.
     pub fn gids(&self) -> &GidTable {
         &self.gids
@@ -98,7 +116,15 @@ pub(super) struct RealDevices {
 }
 
 impl RealDevices {
-    pub(super) fn of_host() -> RealDevices {
+    /// The devices that programs see beside ours.
+    pub(super) fn shown(option: urnic_config::RealDevices) -> RealDevices {
+        match option {
+            urnic_config::RealDevices::Hidden => RealDevices::default(),
+            urnic_config::RealDevices::First | urnic_config::RealDevices::Last => RealDevices::of_host(),
+        }
+    }
+
+    fn of_host() -> RealDevices {
         let list = |path: &str| {
             let mut names = folder(CWD, Path::new(path)).map(names).unwrap_or_default();
             names.sort_unstable();
@@ -129,6 +155,11 @@ impl RealDevices {
             .filter(move |name| !taken(name))
     }
 
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.infiniband.is_empty()
+    }
+
     /// Whether a real device has this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.infiniband.iter().any(|real| real == name)
@@ -142,11 +173,16 @@ pub(super) fn shown(
     devices: impl Iterator<Item = (String, GidTable)>,
 ) -> Vec<Shown> {
     let numbered = devices.zip(real.free_uverbs()).enumerate();
+    let first_index = match real.is_empty() {
+        true => 0,
+        false => INDEX_BESIDE_REAL_DEVICES,
+    };
     let shown = |(index, ((name, gids), uverbs))| Shown {
         index,
         name,
         uverbs,
         node_guid: identity::node_guid(scope.netns, index),
+        netlink_index: first_index + index as u32,
         gids,
     };
     numbered.map(shown).collect()
@@ -172,7 +208,10 @@ impl Inputs<'_> {
         items.push(file(format!("{CLASS_VERBS}/abi_version"), "6"));
         items.push(Item::Link(format!("{DEV}/rdma_cm"), "/dev/null".to_owned()));
         items.extend(self.real_devices());
-        items.push(file("sys/class/misc/rdma_cm/abi_version", "4"));
+        items.push(file(
+            "sys/class/misc/rdma_cm/abi_version",
+            RDMA_CM_ABI.to_string(),
+        ));
 
         let digest = items.iter().fold(self.digest(), |digest, item| {
             let digest = digest.with(item.path().as_bytes());
@@ -203,13 +242,28 @@ impl Inputs<'_> {
             .with(&self.settings.digest.to_le_bytes())
     }
 
+    /// The folder of the device, and that of `sys/class/infiniband`, which is in it.
     fn device(&self, shown: &Shown) -> Vec<Item> {
-        let at = |name: &str| format!("{CLASS}/{}/{name}", shown.name);
+        let name = &shown.name;
+        let folder = folder_of(name);
+        let parent = |file: &str| format!("{DEVICES}/{folder}/{file}");
+        let at = |file: &str| format!("{DEVICES}/{folder}/infiniband/{name}/{file}");
         let (node_type, node_desc) = match self.settings.config.identity {
             Identity::Iwarp => ("4: RNIC", "urnic, an iWARP RNIC in user space"),
             Identity::Roce => ("1: CA", "urnic, a RoCE NIC in user space, over iWARP"),
         };
         let mut items = vec![
+            file(parent("vendor"), format!("{:#06x}", pci::VENDOR_ID)),
+            file(parent("device"), format!("{:#06x}", pci::DEVICE_ID)),
+            file(parent("subsystem_vendor"), format!("{:#06x}", pci::VENDOR_ID)),
+            file(parent("subsystem_device"), format!("{:#06x}", pci::DEVICE_ID)),
+            file(parent("class"), format!("{:#08x}", pci::CLASS_CODE)),
+            file(parent("revision"), "0x01"),
+            file(parent("uevent"), "DRIVER=urnic"),
+            file(parent("numa_node"), "-1"),
+            Item::Folder(BUS.to_owned()),
+            Item::Link(parent("subsystem"), "../../../bus/urnic".to_owned()),
+            Item::Folder(parent("net")),
             file(at("node_type"), node_type),
             file(at("node_guid"), guid_text(shown.node_guid)),
             file(at("sys_image_guid"), guid_text(shown.node_guid)),
@@ -218,17 +272,18 @@ impl Inputs<'_> {
             file(at("hw_rev"), "1"),
             file(at("hca_type"), "urnic"),
             file(at("board_id"), "urnic"),
-            file(at("device/numa_node"), "-1"),
-            Item::Folder(at("device/net")),
-            Item::Folder(at("device/infiniband_verbs")),
-            Item::Link(at(&format!("device/infiniband_verbs/{}", shown.uverbs)), {
-                format!("../../../../infiniband_verbs/{}", shown.uverbs)
-            }),
+            file(at("uevent"), format!("NAME={name}")),
+            Item::Link(at("device"), "../..".to_owned()),
+            Item::Link(at("subsystem"), "../../../../../class/infiniband".to_owned()),
+            Item::Link(
+                format!("{CLASS}/{name}"),
+                format!("../../devices/urnic/{folder}/infiniband/{name}"),
+            ),
         ];
         // The device has one netdev: the one of its first address.
         if let Some(gid) = shown.gids.entries().first().filter(|gid| !gid.netdev.is_empty()) {
             items.push(Item::Link(
-                at(&format!("device/net/{}", gid.netdev)),
+                parent(&format!("net/{}", gid.netdev)),
                 format!("/sys/class/net/{}", gid.netdev),
             ));
         }
@@ -236,7 +291,8 @@ impl Inputs<'_> {
     }
 
     fn port(&self, shown: &Shown) -> Vec<Item> {
-        let at = |name: &str| format!("{CLASS}/{}/ports/1/{name}", shown.name);
+        let (name, folder) = (&shown.name, folder_of(&shown.name));
+        let at = |file: &str| format!("{DEVICES}/{folder}/infiniband/{name}/ports/1/{file}");
         let up = !shown.gids.entries().is_empty();
         let addresses = shown.gids.entries();
         let ips = addresses.iter().map(|gid| gid.ip);
@@ -263,6 +319,9 @@ impl Inputs<'_> {
         // here is for programs that only list the files.
         for counter in HwCounter::all() {
             items.push(file(at(&format!("hw_counters/{}", counter.name())), "0"));
+        }
+        for counter in HwCounter::of_port() {
+            items.push(file(at(&format!("counters/{}", counter.name())), "0"));
         }
         for (index, gid) in table.iter().enumerate() {
             items.push(file(at(&format!("gids/{index}")), words(&gid.raw)));
@@ -293,20 +352,36 @@ impl Inputs<'_> {
     }
 }
 
+/// The name of the folder of a device. It ends as the name of a PCI function: NCCL takes functions
+/// of one PCI device, whose folders differ only there, for ports of one adapter.
+fn folder_of(name: &str) -> String {
+    format!("{name}:00.0")
+}
+
+/// The number of the character devices of our devices: that of /dev/null.
+pub fn uverbs_number() -> u64 {
+    rustix::fs::stat("/dev/null")
+        .ok()
+        .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+        .map_or(makedev(1, 3), |stat| stat.st_rdev)
+}
+
 /// The uverbs class device and its node: /dev/null, which every fstat(2) reports as the
 /// character device that `dev` names, and whose ioctl(2) fails with ENOTTY.
 fn char_device(shown: &Shown) -> Vec<Item> {
-    let at = |name: &str| format!("{CLASS_VERBS}/{}/{name}", shown.uverbs);
-    let null = rustix::fs::stat("/dev/null")
-        .ok()
-        .filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
-        .map_or((1, 3), |stat| (major(stat.st_rdev), minor(stat.st_rdev)));
+    let (folder, uverbs) = (folder_of(&shown.name), &shown.uverbs);
+    let at = |file: &str| format!("{DEVICES}/{folder}/infiniband_verbs/{uverbs}/{file}");
+    let null = uverbs_number();
     vec![
         file(at("ibdev"), &shown.name),
-        file(at("dev"), format!("{}:{}", null.0, null.1)),
+        file(at("dev"), format!("{}:{}", major(null), minor(null))),
         file(at("abi_version"), UVERBS_DEVICE_ABI.to_string()),
-        Item::Link(at("device"), format!("../../infiniband/{}/device", shown.name)),
-        Item::Link(format!("{DEV}/{}", shown.uverbs), "/dev/null".to_owned()),
+        Item::Link(at("device"), "../..".to_owned()),
+        Item::Link(
+            format!("{CLASS_VERBS}/{uverbs}"),
+            format!("../../devices/urnic/{folder}/infiniband_verbs/{uverbs}"),
+        ),
+        Item::Link(format!("{DEV}/{uverbs}"), "/dev/null".to_owned()),
     ]
 }
 

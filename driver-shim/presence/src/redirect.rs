@@ -25,7 +25,7 @@ pub enum Target {
     Uverbs,
     /// The node of the connection manager.
     RdmaCm,
-    /// A file in `hw_counters` of the device with this index.
+    /// A file in `hw_counters` or `counters` of the device with this index.
     HwCounter(usize, HwCounter),
 }
 
@@ -48,11 +48,13 @@ impl Default for PathBuffer {
 }
 
 /// The folders that are ours, as path components.
-const OURS: [&[&[u8]]; 4] = [
+const OURS: [&[&[u8]]; 5] = [
     &[b"sys", b"class", b"infiniband"],
     &[b"sys", b"class", b"infiniband_verbs"],
     &[b"sys", b"class", b"misc", b"rdma_cm"],
     &[b"dev", b"infiniband"],
+    // Where links of the class folders lead.
+    &[b"sys", b"devices", b"urnic"],
 ];
 
 /// Whether the path may be ours. False for nearly every path of a program, after a few bytes; such
@@ -142,20 +144,19 @@ impl Presence {
     }
 }
 
-/// The counter of a `hw_counters` file of a device, by its path.
+/// The counter of a file of a device, by its path.
 fn hw_counter(path: &[u8], device: &str) -> Option<HwCounter> {
-    let folder: [&[u8]; 7] = [
-        b"sys",
-        b"class",
-        b"infiniband",
-        device.as_bytes(),
-        b"ports",
-        b"1",
-        b"hw_counters",
-    ];
-    let name = rest_under(path, &folder)?;
-    let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
-    HwCounter::named(name.get(slashes..)?)
+    let port: [&[u8]; 6] = [b"sys", b"class", b"infiniband", device.as_bytes(), b"ports", b"1"];
+    let in_port = rest_under(path, &port)?;
+    let of = |folder: &[u8]| {
+        let name = rest_under(in_port, &[folder])?;
+        let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
+        name.get(slashes..)
+    };
+    match of(b"hw_counters") {
+        Some(name) => HwCounter::named(name),
+        None => HwCounter::named_of_port(of(b"counters")?),
+    }
 }
 
 #[cfg(test)]
@@ -185,6 +186,7 @@ mod tests {
             c"/sys/class/misc/rdma_cm/abi_version",
             c"/dev/infiniband",
             c"/dev/infiniband/uverbs0",
+            c"/sys/devices/urnic/urnic0/numa_node",
         ] {
             assert!(ours(path), "{path:?}");
         }
@@ -199,6 +201,13 @@ mod tests {
         for rest in ["", "/", "/nothing", "/tx_bytes/", "/../state"] {
             assert_eq!(of(rest), None, "{rest}");
         }
+        let port = |path: &str| hw_counter(path.as_bytes(), "urnic0").map(HwCounter::name);
+        let folder = "/sys/class/infiniband/urnic0/ports/1/counters";
+        assert_eq!(
+            port(&format!("{folder}/port_xmit_data")).as_deref(),
+            Some("port_xmit_data")
+        );
+        assert_eq!(port(&format!("{folder}/tx_bytes")), None);
     }
 
     #[test]

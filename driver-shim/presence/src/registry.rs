@@ -14,6 +14,7 @@ use urnic_sync::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
 use super::channel::ChannelSender;
+use super::rdma_netlink::socket::NetlinkSocket;
 use urnic_process::fds::{self, Kind};
 
 /// A channel of the connection manager; this crate does not depend on its type.
@@ -32,6 +33,8 @@ enum Object {
     File(Arc<DeviceFile>),
     Events(Arc<ChannelSender>),
     Cm(Arc<CmChannel>),
+    /// `None` before the first request.
+    Netlink(Option<Arc<NetlinkSocket>>),
 }
 
 struct Channels {
@@ -165,19 +168,48 @@ pub fn known_cm_channel(fd: RawFd) -> Option<Arc<CmChannel>> {
     }
 }
 
+/// Enters a socket of RDMA netlink that the program has just made.
+///
+/// # Errors
+/// `EMFILE` if the number is beyond the table.
+pub fn enter_netlink(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    enter(fds::number(&fd), Kind::Netlink, Object::Netlink(None))
+}
+
+/// The other end of the program's netlink socket: with `anew`, or at the first request in this
+/// process, a new one. `None` if `fd` is no such socket.
+///
+/// # Errors
+/// Those of [`NetlinkSocket::connect`].
+pub fn netlink_socket(fd: RawFd, anew: bool) -> Result<Option<Arc<NetlinkSocket>>, Errno> {
+    if fds::verified_kind(fd) != Some(Kind::Netlink) {
+        return Ok(None);
+    }
+    if !anew && let Some(Object::Netlink(Some(socket))) = object(fd, Kind::Netlink) {
+        return Ok(Some(socket));
+    }
+    // SAFETY: verified above to be the program's socket, which a program that sends on it does not
+    // close meanwhile.
+    let program = unsafe { BorrowedFd::borrow_raw(fd) };
+    let socket = NetlinkSocket::connect(program)?;
+    let before = channels().by_fd.insert(fd, Object::Netlink(Some(socket.clone())));
+    drop(before);
+    Ok(Some(socket))
+}
+
 /// To be called when the program has duplicated `old` as `new`.
 ///
 /// # Errors
 /// The errors of [`enter_uverbs`].
 pub fn duplicated(old: RawFd, new: BorrowedFd<'_>) -> Result<(), Errno> {
-    let Some(kind @ (Kind::Uverbs | Kind::Cm)) = fds::kind(old) else {
+    let Some(kind @ (Kind::Uverbs | Kind::Cm | Kind::Netlink)) = fds::kind(old) else {
         return Ok(());
     };
     let new = fds::number(&new);
     match object(old, kind) {
         Some(object) => enter(new, kind, object),
-        // In a forked child the copy must be refused as the original is.
-        None if kind == Kind::Cm => fds::enter(new, kind),
+        // In a forked child the copy must be refused, or answered, as the original is.
+        None if kind != Kind::Uverbs => fds::enter(new, kind),
         None => Ok(()),
     }
 }

@@ -4,10 +4,10 @@
 //! handlers and between fork and exec. So a check costs two loads and no lock, and the table is
 //! plain atomics: a slot per number, in pages that are made when first needed.
 //!
-//! The table has: the descriptors that stand for a device file or a channel of the connection
-//! manager; the program's end of an event channel; and internal descriptors (the other ends,
-//! sockets, locks), which a program that closes all numbers must not close, and which it must not
-//! replace.
+//! The table has: the descriptors that stand for a device file, a channel of the connection
+//! manager or a socket of RDMA netlink; the program's end of an event channel; and internal
+//! descriptors (the other ends, sockets, locks), which a program that closes all numbers must not
+//! close, and which it must not replace.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -51,6 +51,8 @@ pub enum Kind {
     Claimed = 5,
     /// A descriptor of the program: a channel of the connection manager.
     Cm = 6,
+    /// A descriptor of the program: a socket of RDMA netlink.
+    Netlink = 7,
 }
 
 impl Kind {
@@ -62,6 +64,7 @@ impl Kind {
             Kind::Kept,
             Kind::Claimed,
             Kind::Cm,
+            Kind::Netlink,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == slot & 7)
@@ -109,7 +112,7 @@ pub fn verified_kind(fd: RawFd) -> Option<Kind> {
 pub fn verified(fd: RawFd, kind: Kind) -> Option<Kind> {
     let found = slot(fd)?.load(Ordering::Acquire);
     let same = match kind {
-        Kind::Uverbs | Kind::Events | Kind::Cm => fingerprint(fd, kind).ok()? == found,
+        Kind::Uverbs | Kind::Events | Kind::Cm | Kind::Netlink => fingerprint(fd, kind).ok()? == found,
         Kind::Device | Kind::Kept | Kind::Claimed => true,
     };
     same.then_some(kind)
@@ -261,8 +264,8 @@ pub fn after_fork() {
         for (offset, slot) in page.iter().enumerate() {
             match Kind::of(slot.load(Ordering::Relaxed)) {
                 // A channel of the connection manager stays in the table, so that its commands are
-                // refused.
-                None | Some(Kind::Kept | Kind::Cm) => {}
+                // refused; a netlink socket is answered in the child too.
+                None | Some(Kind::Kept | Kind::Cm | Kind::Netlink) => {}
                 Some(Kind::Uverbs | Kind::Events | Kind::Claimed) => slot.store(0, Ordering::Relaxed),
                 Some(Kind::Device) => {
                     slot.store(0, Ordering::Relaxed);

@@ -3,8 +3,8 @@
 //! and signals kept out of them ([`signals`]), programs that cannot have urnic ([`executable`]),
 //! the limit on files ([`file_length`]), the host's addresses ([`gids`], [`netlink`]), the GIDs
 //! made from them ([`port_gids`]), the addresses that it reaches ([`reachability`]), the log
-//! ([`log`]), and error lines that it has once ([`error_log`], [`failure`]). The provider's queues
-//! have their lock from here, too ([`queue_lock`]).
+//! ([`log`]), error lines that it has once ([`error_log`], [`failure`]), and how far it comes with
+//! a device ([`usage`]). The provider's queues have their lock from here, too ([`queue_lock`]).
 
 pub mod activity;
 #[forbid(unsafe_code)]
@@ -36,3 +36,5 @@ pub mod reachability;
 pub mod signals;
 #[forbid(unsafe_code)]
 pub mod threads;
+#[forbid(unsafe_code)]
+pub mod usage;

@@ -5,11 +5,14 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use urnic_driver::watch;
+use urnic_presence::rdma_netlink::socket::LONGEST;
 use urnic_presence::{Presence, command, registry};
 use urnic_process::fds::{self, Kind};
 use urnic_process::signals::DeferredSignals;
 
 use super::{ACTIVE, NewFd, exported, missing};
+use crate::copy_on_fork::children_may_have_registered_memory;
 use crate::guard::{guarded, set_errno};
 use crate::real;
 
@@ -97,9 +100,9 @@ macro_rules! fcntls {
 fcntls! { fcntl fcntl64 }
 
 /// Called after the program made `new` another fd of the file of `old`: records `new` too if `old`
-/// is a device file, or a channel of the connection manager.
+/// is a device file, a channel of the connection manager, or a netlink socket.
 fn remember(old: c_int, new: c_int) -> c_int {
-    if new < 0 || new == old || !matches!(fds::kind(old), Some(Kind::Cm | Kind::Uverbs)) {
+    if new < 0 || new == old || !matches!(fds::kind(old), Some(Kind::Cm | Kind::Uverbs | Kind::Netlink)) {
         return new;
     }
     // SAFETY: the descriptor was opened a moment ago, and the caller does not have it yet.
@@ -185,6 +188,8 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, length: usize
         }
         // SAFETY: the C caller's arguments.
         Some(Kind::Cm) => return unsafe { manage(fd, bytes, length) },
+        // SAFETY: the C caller's arguments.
+        Some(Kind::Netlink) => return unsafe { send_request(fd, bytes, length) },
         _ => {}
     }
     // SAFETY: the C caller's arguments.
@@ -289,10 +294,125 @@ extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
         return missing(-1);
     };
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && we_answer() {
-        // libibverbs then scans sysfs, where the presence is.
-        return refuse(Errno::PROTONOSUPPORT);
+        return netlink_socket(next(domain, kind, libc::NETLINK_USERSOCK));
     }
     next(domain, kind, protocol)
+}
+
+/// Records the new socket in place of one of the kernel's RDMA netlink.
+#[cold]
+fn netlink_socket(opened: c_int) -> c_int {
+    // SAFETY: the function opened the fd just now, and the caller does not have it yet.
+    let Some(opened) = (unsafe { NewFd::of(opened) }) else {
+        // Without such sockets libibverbs scans sysfs, where the presence is.
+        return refuse(Errno::PROTONOSUPPORT);
+    };
+    if let Err(errno) = guarded(|| registry::enter_netlink(opened.as_fd())) {
+        opened.discard();
+        return refuse(errno);
+    }
+    opened.give()
+}
+
+/// Answers requests to RDMA netlink, if `fd` is a socket of ours. The replies are in the socket
+/// when this returns.
+///
+/// # Safety
+/// `bytes` points to `length` readable bytes.
+#[cold]
+unsafe fn send_request(fd: c_int, bytes: *const c_void, length: usize) -> isize {
+    if bytes.is_null() {
+        return refuse(Errno::FAULT) as isize;
+    }
+    if length > LONGEST {
+        return refuse(Errno::MSGSIZE) as isize;
+    }
+    // SAFETY: the caller's promise.
+    let request = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
+    match guarded(|| watch::netlink::answer(fd, request, children_may_have_registered_memory())) {
+        Ok(()) => length as isize,
+        Err(errno) => refuse(errno) as isize,
+    }
+}
+
+exported! { send(fd: c_int, bytes: *const c_void, length: usize, flags: c_int) -> isize }
+unsafe extern "C-unwind" fn send(fd: c_int, bytes: *const c_void, length: usize, flags: c_int) -> isize {
+    let Some(next) = real::send.get() else {
+        return missing(-1);
+    };
+    // SAFETY: the C caller's arguments.
+    unsafe {
+        match fds::kind(fd) {
+            Some(Kind::Netlink) => send_request(fd, bytes, length),
+            _ => next(fd, bytes, length, flags),
+        }
+    }
+}
+
+exported! {
+    sendto(fd: c_int, bytes: *const c_void, length: usize, flags: c_int, to: *const c_void, to_len: c_uint) -> isize
+}
+unsafe extern "C-unwind" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    length: usize,
+    flags: c_int,
+    to: *const c_void,
+    to_len: c_uint,
+) -> isize {
+    let Some(next) = real::sendto.get() else {
+        return missing(-1);
+    };
+    // SAFETY: the C caller's arguments.
+    unsafe {
+        match fds::kind(fd) {
+            Some(Kind::Netlink) => send_request(fd, bytes, length),
+            _ => next(fd, bytes, length, flags, to, to_len),
+        }
+    }
+}
+
+exported! { sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize }
+unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+    let Some(next) = real::sendmsg.get() else {
+        return missing(-1);
+    };
+    // SAFETY: the C caller's arguments.
+    unsafe {
+        match fds::kind(fd) {
+            Some(Kind::Netlink) => send_gathered(fd, message),
+            _ => next(fd, message, flags),
+        }
+    }
+}
+
+/// Answers requests that may be in several pieces of memory.
+///
+/// # Safety
+/// `message` is null or a message of sendmsg(2).
+#[cold]
+unsafe fn send_gathered(fd: c_int, message: *const libc::msghdr) -> isize {
+    if message.is_null() {
+        return refuse(Errno::FAULT) as isize;
+    }
+    let mut request = [0u8; LONGEST];
+    let mut length = 0usize;
+    // SAFETY: the caller's promise: `msg_iovlen` pieces, each with readable memory of its length.
+    unsafe {
+        for piece in (0..(*message).msg_iovlen).map(|index| *(*message).msg_iov.add(index)) {
+            let Some(place) = request.get_mut(length..length.saturating_add(piece.iov_len)) else {
+                return refuse(Errno::MSGSIZE) as isize;
+            };
+            if piece.iov_len > 0 {
+                piece
+                    .iov_base
+                    .cast::<u8>()
+                    .copy_to_nonoverlapping(place.as_mut_ptr(), piece.iov_len);
+            }
+            length += piece.iov_len;
+        }
+        send_request(fd, request.as_ptr().cast(), length)
+    }
 }
 
 /// The kernel's RDMA netlink does not contain our devices. Without a presence of this plug-in, the

@@ -87,7 +87,8 @@ pub struct verbs_device_ops {
     pub match_min_abi_version: u32,
     /// Highest supported `abi_version` of the uverbs device.
     pub match_max_abi_version: u32,
-    /// Table that ends with a [`VERBS_MATCH_SENTINEL`]; may be null.
+    /// Table that ends with a [`VERBS_MATCH_SENTINEL`]. Not null: libibverbs reads it for each
+    /// device whose driver the kernel has named over netlink.
     pub match_table: *const verbs_match_ent,
     /// Used for static linking.
     pub static_providers: *const *const verbs_device_ops,

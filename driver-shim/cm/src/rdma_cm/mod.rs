@@ -54,6 +54,7 @@ mod device;
 mod failures;
 mod ids;
 mod lines;
+pub mod listing;
 mod messages;
 mod passive;
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::dma::{DmaMemory, DmaPool};
 use crate::events::{EventLoop, EventQueues, now};
 use crate::gate::Gate;
 use crate::manager::Manager;
-use crate::objects::{Context, ContextEvents, Contexts, EventTarget, PageSlot, Pd, Table};
+use crate::objects::{Context, ContextEvents, Contexts, EventTarget, PageSlot, Pd, Registered, Table};
 use crate::planned::PlannedFaults;
 use crate::resident::Resident;
 use crate::watch::{Failures, StatSocket};
@@ -67,6 +67,7 @@ pub(crate) struct Objects {
     cqs: Table<Cq>,
     qps: Table<Qp>,
     srqs: Table<Srq>,
+    registered: Registered,
     /// Device numbers of queue pairs by their verbs numbers.
     qids: Mutex<HashMap<u32, u32>>,
     /// Completion queues, by cqid and consumer index, that were armed after the loss of the device.
@@ -82,6 +83,8 @@ pub struct Qp {
     pub qpn: u32,
     /// The service of the queue pair.
     pub kind: QpKind,
+    /// Number of the protection domain.
+    pd: u32,
     uar: u32,
     doorbell: u32,
     /// Device numbers of the completion queues of sends and receives.
@@ -153,6 +156,8 @@ pub struct Srq {
     driver: Arc<Driver>,
     /// Device number.
     pub id: u32,
+    /// Number of the protection domain.
+    pd: u32,
     uar: u32,
     doorbell: u32,
     ring: DmaMemory,
@@ -360,7 +365,9 @@ impl Driver {
     pub fn alloc_pd(&self) -> Result<Pd, Errno> {
         self.check_usable()?;
         let handle: Handle = self.commands.call(Opcode::AllocPd, &Nothing {})?;
-        Ok(Pd { id: handle.id.get() })
+        let id = handle.id.get();
+        self.objects.registered.domains().insert(id);
+        Ok(Pd { id })
     }
 
     /// Frees a protection domain.
@@ -369,7 +376,11 @@ impl Driver {
     /// `EBUSY` while the domain has objects; `EIO` in a forked child.
     pub fn free_pd(&self, pd: &Pd) -> Result<(), Errno> {
         self.check_process()?;
-        self.commands.destroy(Opcode::FreePd, pd.id)
+        // Before the device gives the number to another domain.
+        self.objects.registered.domains().remove(&pd.id);
+        self.commands.destroy(Opcode::FreePd, pd.id).inspect_err(|_| {
+            self.objects.registered.domains().insert(pd.id);
+        })
     }
 
     /// The queue pair with device number `qid`.
@@ -527,6 +538,7 @@ impl Objects {
             cqs: Table::default(),
             qps: Table::default(),
             srqs: Table::default(),
+            registered: Registered::default(),
             qids: Mutex::default(),
             armed: Mutex::default(),
         }
@@ -550,6 +562,11 @@ impl Objects {
     /// Shared receive queues.
     pub(crate) fn srqs(&self) -> &Table<Srq> {
         &self.srqs
+    }
+
+    /// Protection domains and memory regions.
+    pub(crate) fn registered(&self) -> &Registered {
+        &self.registered
     }
 
     /// Records that a completion queue of a lost device was armed.

@@ -24,6 +24,7 @@ use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpCaps, QpMask};
 use urnic_cm::timeouts::{RETRIES, retry_time};
 use urnic_process::activity::Activity;
+use urnic_process::usage::{self, Step};
 
 /// The processor time within which a thread that changes a queue pair to RTR changes it to RTS, if
 /// that is its next step.
@@ -155,6 +156,7 @@ impl Driver {
             qid: handle.id.get(),
             qpn: number.qpn,
             kind: init.kind,
+            pd: init.pd.id,
             uar: init.context.uar(),
             doorbell: handle.doorbell.get(),
             cqs: (init.send_cq.id, init.recv_cq.id),
@@ -274,6 +276,11 @@ impl Qp {
         DoorbellWrite::new((self.uar, self.doorbell), Kind::Receive, self.qid, producer)
     }
 
+    /// Number of the protection domain.
+    pub(crate) fn pd(&self) -> u32 {
+        self.pd
+    }
+
     /// Device numbers of the completion queues of sends and receives.
     pub(crate) fn cqs(&self) -> (u32, u32) {
         self.cqs
@@ -316,6 +323,9 @@ impl Qp {
 
     pub(crate) fn set_last_state(&self, state: QpState) {
         self.last_state.store(state as u8, Ordering::Relaxed);
+        if state == QpState::Rts {
+            usage::reached(Step::ReadyToSend);
+        }
     }
 
     /// Records that the connection manager attached the queue pair to a stream.

@@ -62,6 +62,7 @@ impl Driver {
         let srq = Arc::new(Srq {
             driver: self.clone(),
             id: handle.id.get(),
+            pd: pd.id,
             uar: context.uar(),
             doorbell: handle.doorbell.get(),
             ring,
@@ -78,6 +79,11 @@ impl Driver {
 }
 
 impl Srq {
+    /// Number of the protection domain.
+    pub(crate) fn pd(&self) -> u32 {
+        self.pd
+    }
+
     /// The queue's ring.
     #[inline]
     pub fn ring(&self) -> &DmaMemory {

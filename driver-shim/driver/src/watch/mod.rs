@@ -9,9 +9,11 @@
 
 mod answer;
 mod names;
+pub mod netlink;
 mod requests;
 mod snapshot;
 
 pub(crate) use requests::StatSocket;
 pub use requests::{change_faults, homes, hw_counter, snapshots};
+pub(crate) use snapshot::Objects;
 pub use snapshot::{Failure, Failures, QueuePair, Snapshot};

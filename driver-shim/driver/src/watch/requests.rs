@@ -13,14 +13,17 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg_addr, socket_with,
 };
 
-use super::snapshot::Snapshot;
+use super::snapshot::{Objects, Snapshot};
 use super::{answer, names};
+use serde::de::DeserializeOwned;
 use urnic_presence::{HwCounter, OwnFolder, Presence, Settings, Shown};
 use urnic_process::fds::InternalFd;
 use urnic_process::file_length;
 
 /// The text of a request for a snapshot.
 const SNAPSHOT: &str = "?";
+/// The text of a request for the objects of a device.
+const OBJECTS: &str = "objects";
 /// The beginning of the text of a request to add faults.
 const FAULTS: &str = "faults ";
 /// The beginning of the text of a request to clear all faults, and then to add some.
@@ -71,10 +74,11 @@ impl StatSocket {
         self.socket.get()
     }
 
-    /// Answers the requests that arrived: for a snapshot, or to change the faults.
+    /// Answers the requests that arrived: for a snapshot, for the objects, or to change the faults.
     pub(crate) fn answer(
         &self,
         snapshot: impl Fn() -> Snapshot,
+        objects: impl Fn() -> Objects,
         change_faults: impl Fn(&str, bool) -> Result<Vec<String>, String>,
     ) {
         let Some(socket) = self.socket.get() else { return };
@@ -84,6 +88,7 @@ impl StatSocket {
                     let (more, only) = (request.strip_prefix(FAULTS), request.strip_prefix(ONLY_FAULTS));
                     let answered = match more.or(only) {
                         Some(faults) => answer::send(&client, &change_faults(faults, only.is_some())),
+                        None if request == OBJECTS => answer::send(&client, &objects()),
                         None => answer::send(&client, &snapshot()),
                     };
                     // A client that closed its end gets no answer; this is no error of this
@@ -169,12 +174,9 @@ pub fn snapshots(homes: &[PathBuf], pid: Option<u32>) -> Vec<Snapshot> {
     all
 }
 
-/// The sum of a file of a device over all processes of this user that see this presence.
+/// The sum of a counter of a device over all processes of this user that see this presence.
 fn total(presence: &Presence, device: &Shown, counter: HwCounter) -> u64 {
-    let Ok(folder) = presence.folder() else {
-        return 0;
-    };
-    in_folder(folder.as_fd(), None)
+    of_presence(presence)
         .iter()
         .filter(|snapshot| snapshot.name == device.name())
         .fold(0, |sum, snapshot| sum.wrapping_add(snapshot.value(counter)))
@@ -219,11 +221,28 @@ pub fn change_faults(
     })
 }
 
+/// The snapshots of this user's processes that see this presence.
+pub(super) fn of_presence(presence: &Presence) -> Vec<Snapshot> {
+    let folder = presence.folder();
+    folder.map_or_else(|_| Vec::new(), |folder| in_folder(folder.as_fd(), None))
+}
+
+/// The objects that this user's processes have made on devices of this presence.
+pub(super) fn objects(presence: &Presence) -> Vec<Objects> {
+    let folder = presence.folder();
+    folder.map_or_else(|_| Vec::new(), |folder| asked(folder.as_fd(), None, OBJECTS))
+}
+
 fn in_folder(folder: BorrowedFd<'_>, pid: Option<u32>) -> Vec<Snapshot> {
+    asked(folder, pid, SNAPSHOT)
+}
+
+/// The answers of the processes that have a socket in the folder.
+fn asked<T: DeserializeOwned>(folder: BorrowedFd<'_>, pid: Option<u32>, request: &str) -> Vec<T> {
     names::remove_stale(folder);
     let sockets: Vec<OwnedFd> = names::all(folder, pid)
         .iter()
-        .filter_map(|name| send_request(folder, name, SNAPSHOT))
+        .filter_map(|name| send_request(folder, name, request))
         .collect();
     let until = Instant::now() + ANSWER_TIMEOUT;
     sockets

@@ -5,9 +5,11 @@ use std::fmt;
 use urnic_sync::Mutex;
 
 use serde::{Deserialize, Serialize};
+use urnic_device::counter::Counter;
 use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_presence::HwCounter;
+use urnic_presence::rdma_netlink::answer::Resource;
 
 use crate::refusal::Refused;
 
@@ -43,10 +45,18 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The value of a file of `hw_counters`.
+    /// The value of a file of `hw_counters` or `counters`.
     pub(super) fn value(&self, counter: HwCounter) -> u64 {
+        let of_device = |counter: Counter| self.counters.get(counter.name()).copied().unwrap_or(0);
         match counter {
-            HwCounter::Device(counter) => self.counters.get(counter.name()).copied().unwrap_or(0),
+            HwCounter::Device(counter) => of_device(counter),
+            HwCounter::Port(port) => {
+                let sum = port
+                    .of
+                    .iter()
+                    .fold(0u64, |sum, &counter| sum.wrapping_add(of_device(counter)));
+                sum / port.unit.max(1)
+            }
             HwCounter::Failed(status) => {
                 let of_status = self
                     .failures
@@ -56,6 +66,15 @@ impl Snapshot {
             }
         }
     }
+}
+
+/// The objects that a process has made on one of its devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Objects {
+    /// The device's name.
+    pub(crate) name: String,
+    /// The objects.
+    pub(crate) all: Vec<Resource>,
 }
 
 /// Completions in error with one cause.
