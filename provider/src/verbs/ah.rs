@@ -1,7 +1,7 @@
 //! Address handles: the peers of datagrams.
 
 use rustix::io::Errno;
-use urnic_driver::{AddressVector, Destination};
+use urnic_driver::{AddressVector, CountedHandle, Destination};
 use urnic_rdma_core::*;
 
 use super::pd::Pd;
@@ -13,6 +13,7 @@ pub(crate) struct Ah {
     /// Must be first: libibverbs' pointer is also the provider's.
     abi: ibv_ah,
     pub(super) destination: Destination,
+    _counted: CountedHandle,
 }
 
 objects! { Ah: ibv_ah; }
@@ -35,9 +36,12 @@ pub(super) fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
 }
 
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
-/// whose source is not an address of this device of the same family.
+/// whose source is not an address of this device of the same family;
+/// ENOMEM beyond `max_ah`.
 pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Errno> {
-    let destination = pd.context().driver.destination(&address_vector(attr))?;
+    let driver = pd.context().driver;
+    let destination = driver.destination(&address_vector(attr))?;
+    let counted = driver.count_address_handle()?;
     Ok(Box::new(Ah {
         abi: ibv_ah {
             context: pd.context().public(),
@@ -45,6 +49,7 @@ pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Errno> {
             handle: 0,
         },
         destination,
+        _counted: counted,
     }))
 }
 
