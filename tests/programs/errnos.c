@@ -33,6 +33,24 @@ static int modify(struct ibv_qp *qp, enum ibv_qp_state state, int mask)
 	return ibv_modify_qp(qp, &attr, IBV_QP_STATE | mask);
 }
 
+/* As many address handles as the device says can be created, and no more. */
+static void address_handles(struct ibv_context *context, struct ibv_pd *pd, int max)
+{
+	struct ibv_ah **made = SOME(calloc(max + 1, sizeof *made));
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 1 } };
+	int n = 0, error;
+	ZERO(ibv_query_gid(context, 1, 0, &to.grh.dgid));
+	while (!(error = NONE(made[n] = ibv_create_ah(pd, &to))) && n < max)
+		n++;
+	expect("ibv_create_ah beyond max_ah", error, ENOMEM);
+	expect("... only then", n == max, 1);
+	ZERO(ibv_destroy_ah(made[--n]));
+	expect("ibv_create_ah after ibv_destroy_ah", NONE(made[n++] = ibv_create_ah(pd, &to)), 0);
+	while (n > 0)
+		ZERO(ibv_destroy_ah(made[--n]));
+	free(made);
+}
+
 int main(void)
 {
 	struct ibv_context *context = open_device();
@@ -131,6 +149,7 @@ int main(void)
 
 	struct ibv_ah_attr ah = { .port_num = 1 };
 	expect("ibv_create_ah", NONE(ibv_create_ah(pd, &ah)) != 0, 1);
+	address_handles(context, pd, device.max_ah);
 
 	ZERO(ibv_destroy_qp(qp));
 	ZERO(ibv_dereg_mr(mr));

@@ -1,6 +1,8 @@
 //! Queue pairs for datagrams: their numbers, the addresses that they send to, and multicast groups.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_device::command::{Handle, Opcode};
@@ -37,6 +39,18 @@ pub struct Destination {
     traffic_class: u8,
 }
 
+/// Most address handles at a time: enough for each queue pair of a large cluster.
+pub const MAX_ADDRESS_HANDLES: u32 = 1 << 16;
+
+/// An address handle as the device's limit counts it, until it is dropped.
+pub struct CountedHandle(Arc<Driver>);
+
+impl Drop for CountedHandle {
+    fn drop(&mut self) {
+        self.0.objects().address_handles().fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Destination {
     /// The address of a datagram to the queue pair `qpn` there; the number of a multicast group is
     /// not considered.
@@ -59,6 +73,19 @@ impl Destination {
 }
 
 impl Driver {
+    /// Counts one more address handle.
+    ///
+    /// # Errors
+    /// `ENOMEM` beyond [`MAX_ADDRESS_HANDLES`].
+    pub fn count_address_handle(self: &Arc<Self>) -> Result<CountedHandle, Errno> {
+        let counted = CountedHandle(Arc::clone(self));
+        let before = self.objects().address_handles().fetch_add(1, Ordering::Relaxed);
+        match before < MAX_ADDRESS_HANDLES {
+            true => Ok(counted),
+            false => Err(Errno::NOMEM),
+        }
+    }
+
     /// A number for a new queue pair. A connected one and one for datagrams may have ports of the
     /// same number, so a number that is in use is not taken.
     pub(crate) fn number_for(&self, kind: QpKind) -> Result<Number, Errno> {

@@ -46,7 +46,7 @@ mod transition;
 pub mod watch;
 
 pub use attributes::Attributes;
-pub use datagrams::Destination;
+pub use datagrams::{CountedHandle, Destination, MAX_ADDRESS_HANDLES};
 pub use dma::{Anywhere, DmaMemory, RingPlacement};
 pub use driver::qp::QpInit;
 pub use driver::{Cq, DoorbellWrite, Driver, Qp, Srq};

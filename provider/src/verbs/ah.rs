@@ -1,7 +1,7 @@
 //! Address handles: the peers of datagrams.
 
 use rustix::io::Errno;
-use urnic_driver::{AddressVector, Destination, Reason, Refusal};
+use urnic_driver::{AddressVector, CountedHandle, Destination, Reason, Refusal};
 use urnic_rdma_core::*;
 
 use super::pd::Pd;
@@ -18,6 +18,7 @@ pub(crate) struct Ah {
     abi: ibv_ah,
     pub(super) destination: Destination,
     _membership: DomainMembership,
+    _counted: CountedHandle,
 }
 
 objects! { Ah: ibv_ah; }
@@ -40,10 +41,12 @@ pub(super) fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
 }
 
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
-/// whose source is not an address of this device of the same family.
+/// whose source is not an address of this device of the same family; ENOMEM beyond `max_ah`.
 pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Refusal> {
     let membership = pd.admit_to_domain()?;
-    let destination = pd.context().driver.destination(&address_vector(attr))?;
+    let driver = pd.context().driver;
+    let destination = driver.destination(&address_vector(attr))?;
+    let counted = driver.count_address_handle()?;
     Ok(Box::new(Ah {
         abi: ibv_ah {
             context: pd.context().public(),
@@ -52,6 +55,7 @@ pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Refusal>
         },
         destination,
         _membership: membership,
+        _counted: counted,
     }))
 }
 

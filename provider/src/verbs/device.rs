@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use urnic_config::Identity;
 use urnic_device::command::features;
 use urnic_device::{INTERFACE_VERSION, pci};
-use urnic_driver::Attributes;
+use urnic_driver::{Attributes, MAX_ADDRESS_HANDLES};
 use urnic_rdma_core::*;
 
 use super::send_queue::MAX_MESSAGE;
@@ -105,7 +105,7 @@ fn device_attributes(device: &Attributes, identity: Identity, node_guid: u64) ->
     } else {
         IBV_ATOMIC_NONE
     };
-    attr.max_ah = int(device.max_qp);
+    attr.max_ah = int(MAX_ADDRESS_HANDLES);
     attr.max_pkeys = 1;
     attr.phys_port_cnt = PORT;
     if device.features & features::MODERATION != 0 {

@@ -166,7 +166,10 @@ pub(super) fn alloc_parent_domain(
     context: OpenContext,
     attr: Given<'_, ibv_parent_domain_init_attr>,
 ) -> Result<Box<Pd>, Refusal> {
-    const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    // Unprotected memory is only a permission, which this device does not use: it does not bounce.
+    const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+        | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+        | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
     let has = |bit: u32| attr.comp_mask & bit != 0;
     let unknown = attr.comp_mask & !KNOWN;
     if unknown != 0 {

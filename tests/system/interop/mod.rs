@@ -1,5 +1,6 @@
 //! What `make interop` runs: too long for every day, or with a kernel that takes minutes to build.
 
+mod bindings;
 mod captures;
 mod containers;
 mod mpi;

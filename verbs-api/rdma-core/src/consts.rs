@@ -146,6 +146,7 @@ enums! {
     ibv_parent_domain_init_attr_mask: u32 {
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1,
         IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
+        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC = 1 << 2,
     }
     ibv_mw_type: u32 {
         IBV_MW_TYPE_1 = 1,

@@ -72,6 +72,8 @@ pub(crate) struct Objects {
     qids: Mutex<HashMap<u32, u32>>,
     /// Completion queues, by cqid and consumer index, that were armed after the loss of the device.
     armed: Mutex<Vec<(u32, u32)>>,
+    /// The number of address handles; the device does not know them.
+    address_handles: AtomicU32,
 }
 
 /// A queue pair.
@@ -541,7 +543,13 @@ impl Objects {
             registered: Registered::default(),
             qids: Mutex::default(),
             armed: Mutex::default(),
+            address_handles: AtomicU32::new(0),
         }
+    }
+
+    /// The number of address handles.
+    pub(crate) fn address_handles(&self) -> &AtomicU32 {
+        &self.address_handles
     }
 
     /// Open contexts.
