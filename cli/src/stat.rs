@@ -412,6 +412,7 @@ mod tests {
             completion_queues: 1,
             counters,
             failures: Vec::new(),
+            last_refusal: None,
             queue_pairs: vec![pair],
         }
     }

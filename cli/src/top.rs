@@ -121,6 +121,7 @@ mod tests {
                 vendor_err: 0,
                 count: 1,
             }],
+            last_refusal: None,
             queue_pairs: vec![QueuePair {
                 qpn: 0xabc,
                 state: "RTS".to_owned(),

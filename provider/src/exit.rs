@@ -9,11 +9,13 @@ use rustix::io::Errno;
 use serde::Serialize;
 use urnic_config::Config;
 use urnic_device::counter::Counter;
+use urnic_driver::Refused;
 use urnic_driver::watch::{Failure, Snapshot};
 
 use crate::files;
 use crate::guard::guarded;
 use crate::log;
+use crate::refusals;
 use crate::strict::{self, CallSite, Finding, Rule};
 
 /// The longest wait for the thread that writes: a program that exits in a constructor of a library
@@ -35,6 +37,8 @@ struct Report {
     /// The warnings and errors in the log.
     warnings: Vec<String>,
     findings: Vec<Finding>,
+    /// The refused calls of verbs, by place.
+    refusals: Vec<Refused>,
 }
 
 /// Notes the option `report`.
@@ -114,6 +118,7 @@ fn report() -> Option<i32> {
             devices,
             warnings: log::warnings(),
             findings: strict.map(|strict| strict.findings.all()).unwrap_or_default(),
+            refusals: refusals::all(),
         };
         if let Err(errno) = append(path, &report) {
             tracing::error!("report {}: {errno}", path.display());

@@ -9,7 +9,7 @@ use urnic_config::Config;
 use urnic_presence::Settings;
 use urnic_presence::fork::OwnLock;
 
-use crate::{exit, log, strict, trace};
+use crate::{exit, log, refusals, strict, trace};
 
 /// Held during the first search; whether there was a search.
 pub(crate) static SEARCHED: OwnLock<bool> = OwnLock::new();
@@ -32,6 +32,7 @@ pub(crate) fn first_search() {
     let config = config
         .inspect_err(|error| tracing::error!("{error}"))
         .unwrap_or_default();
+    refusals::start(config.refusals);
     exit::start(&config);
     strict::start(&config);
     trace::start(&config);

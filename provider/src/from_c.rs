@@ -20,6 +20,7 @@ use std::{ptr, slice};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use urnic_device::wqe::Opcode;
+use urnic_driver::Refusal;
 use urnic_rdma_core::{
     IBV_SEND_INLINE, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW,
     IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
@@ -29,6 +30,7 @@ use urnic_rdma_core::{
 use zerocopy::Unalign;
 
 use crate::guard::{pointer, status};
+use crate::refusals::reported;
 
 /// A parameter of a verb, made of one value of C, or of a pointer and a length.
 pub(crate) trait FromC<C>: Sized {
@@ -39,8 +41,8 @@ pub(crate) trait FromC<C>: Sized {
 
 /// The answer of a verb.
 pub(crate) trait Answer<C> {
-    /// Runs the verb, and turns its answer into that of C.
-    fn answer(verb: impl FnOnce() -> Self) -> C;
+    /// Runs the verb of this name, and turns its answer into that of C.
+    fn answer(name: &'static str, verb: impl FnOnce() -> Self) -> C;
 }
 
 /// Defines a C function that calls a verb. Each argument of the verb is a C argument, or a pair of
@@ -49,7 +51,7 @@ macro_rules! called_by_c {
     ($name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $($verb:ident)::+($($given:expr),*)) => {
         #[allow(unused_variables)]
         unsafe extern "C" fn $name($($arg: $ty),*) $(-> $ret)? {
-            $crate::from_c::Answer::answer(|| $($verb)::+(
+            $crate::from_c::Answer::answer(stringify!($name), || $($verb)::+(
                 // SAFETY: C calls the function as its manual page says, which is what the types of
                 // the verb's parameters require of their arguments.
                 $(unsafe { $crate::from_c::FromC::from_c($given) }),*
@@ -455,6 +457,17 @@ impl<T: WorkRequest> Requests<'_, T> {
         Some(Request(request))
     }
 
+    /// `num_sge` of the request that was taken last; for a refusal, so that the request itself need
+    /// not be kept.
+    #[cold]
+    pub(crate) fn last_count(&self) -> c_int {
+        if self.current.is_null() {
+            return 0;
+        }
+        // SAFETY: not null, so by the promise of this type a request.
+        unsafe { self.current.read_unaligned() }.list().1
+    }
+
     /// Lets `bad` lead to the request that was taken last, which is the first that is not posted.
     #[inline]
     pub(crate) fn refused_at(&self, bad: Option<Out<'_, *mut T>>) {
@@ -645,31 +658,32 @@ impl<T> ToFree<T> {
     }
 }
 
-/// 0 or an errno.
-impl Answer<c_int> for Result<(), Errno> {
-    fn answer(verb: impl FnOnce() -> Self) -> c_int {
-        status(verb)
+/// 0 or an errno. A refusal is reported.
+impl<E: Into<Refusal>> Answer<c_int> for Result<(), E> {
+    fn answer(name: &'static str, verb: impl FnOnce() -> Self) -> c_int {
+        status(|| verb().map_err(|refusal| reported(name, refusal.into())))
     }
 }
 
 /// No answer to the program.
-impl Answer<()> for Result<(), Errno> {
-    fn answer(verb: impl FnOnce() -> Self) {
-        status(verb);
+impl<E: Into<Refusal>> Answer<()> for Result<(), E> {
+    fn answer(name: &'static str, verb: impl FnOnce() -> Self) {
+        <Self as Answer<c_int>>::answer(name, verb);
     }
 }
 
-/// An object, which the program owns until it destroys it; or null, with `errno` set.
-impl<C, T: At<C>> Answer<*mut C> for Result<Box<T>, Errno> {
-    fn answer(verb: impl FnOnce() -> Self) -> *mut C {
-        pointer(verb).cast()
+/// An object, which the program owns until it destroys it; or null, with `errno` set. A refusal is
+/// reported.
+impl<C, T: At<C>, E: Into<Refusal>> Answer<*mut C> for Result<Box<T>, E> {
+    fn answer(name: &'static str, verb: impl FnOnce() -> Self) -> *mut C {
+        pointer(|| verb().map_err(|refusal| reported(name, refusal.into()))).cast()
     }
 }
 
 /// The result in the form of C. Such a verb neither panics nor waits.
 impl<T> Answer<T> for T {
     #[inline(always)]
-    fn answer(verb: impl FnOnce() -> T) -> T {
+    fn answer(_: &'static str, verb: impl FnOnce() -> T) -> T {
         verb()
     }
 }

@@ -5,6 +5,7 @@
 //! implements the verbs of the contexts that libibverbs opens ([`opening`], [`verbs`]). The same
 //! file under a `liburnic-rdmavNN.so` name is an ordinary provider that libibverbs loads by itself.
 
+mod call_site;
 mod context;
 mod copy_on_fork;
 mod exit;
@@ -20,6 +21,7 @@ mod opening;
 mod probes;
 mod race_detector;
 mod real;
+mod refusals;
 mod register;
 mod sanitizer;
 mod start;

@@ -73,7 +73,7 @@ pub(crate) struct NewContext(*mut verbs_context);
 
 /// The context, or null with `errno` set.
 impl Answer<*mut verbs_context> for Result<NewContext, Errno> {
-    fn answer(open: impl FnOnce() -> Self) -> *mut verbs_context {
+    fn answer(_: &'static str, open: impl FnOnce() -> Self) -> *mut verbs_context {
         guarded(open).map_or_else(
             |errno| {
                 set_errno(errno);

@@ -38,6 +38,7 @@ mod rails;
 mod rdma_cm;
 mod rdma_cm_load;
 mod rdma_cm_waits;
+mod refusals;
 mod roce;
 mod roce_datagrams;
 mod rpc_rdma;

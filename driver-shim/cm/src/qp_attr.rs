@@ -90,7 +90,7 @@ bitflags! {
         const RQ_PSN = 1 << 12;
         /// `max_rd_atomic`.
         const MAX_QP_RD_ATOMIC = 1 << 13;
-        /// Alternate path: accepted and never used.
+        /// Alternate path: Ethernet has none.
         const ALT_PATH = 1 << 14;
         /// `min_rnr_timer`.
         const MIN_RNR_TIMER = 1 << 15;

@@ -31,10 +31,10 @@ const RNR_TIMERS: [u32; 32] = [
 ];
 
 /// The time that a Send waits for a receive: `rnr_retry` retries with `min_rnr_timer` between them;
-/// `None` = no limit.
+/// `None` = no limit: 7. Larger numbers are numbers of retries, as rxe has it.
 pub(crate) fn rnr_timeout(rnr_retry: u8, min_rnr_timer: u8) -> Option<Duration> {
     match rnr_retry {
-        7.. => None,
+        7 => None,
         0 => Some(Duration::ZERO),
         tries => {
             let timer = RNR_TIMERS

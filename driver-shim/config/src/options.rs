@@ -119,6 +119,14 @@ pub const OPTIONS: &[Opt] = &[
         show: |c| c.log.clone(),
     },
     Opt {
+        key: "refusals",
+        takes: "true or false",
+        help: "Warn when a verb is refused, once for each place in the program: which argument is at fault, and where the program made the call. \
+               What programs try on purpose, such as ever longer inline data, has no warning. `urnic stat --json` shows the last refusal always.",
+        set: |c, text| truth(text).map(|v| c.refusals = v),
+        show: |c| c.refusals.to_string(),
+    },
+    Opt {
         key: "pcap",
         takes: "a file name, or nothing",
         help: "Capture the wire into this pcapng file, for Wireshark. %p stands for the process number; without it the first process with a \

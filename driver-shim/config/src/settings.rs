@@ -327,6 +327,8 @@ pub struct Config {
     pub sections: Vec<Section>,
     /// What to log, as a `tracing` filter; `off` logs nothing.
     pub log: String,
+    /// Warn when a verb is refused.
+    pub refusals: bool,
     /// The file for the capture of the wire.
     pub pcap: Option<PathBuf>,
     /// The file for a report of each process at its exit.
@@ -371,6 +373,7 @@ impl Default for Config {
             devices: 1,
             sections: Vec::new(),
             log: "warn".to_owned(),
+            refusals: true,
             pcap: None,
             report: None,
             trace: None,

@@ -91,6 +91,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
         "identity" => "roce",
         "completion" => "delivered",
         "same_host" => "off",
+        "refusals" => "false",
         "placement" => "last-first",
         "native.port_range" => "4000-4100",
         _ => "7",

@@ -9,6 +9,7 @@ use urnic_device::vocabulary::QpKind;
 use urnic_device::wqe::DatagramAddress;
 
 use crate::driver::{Driver, Qp};
+use crate::refusal::{Reason, Refusal};
 use urnic_process::addressing::AddressVector;
 use urnic_process::port_gids::ip_of;
 
@@ -128,27 +129,41 @@ impl Driver {
     ///
     /// # Errors
     /// `EINVAL` for an address without a GID, of another port, or that no own address can reach.
-    pub fn destination(&self, av: &AddressVector) -> Result<Destination, Errno> {
-        if !av.is_global || av.port != 1 {
-            return Err(Errno::INVAL);
+    pub fn destination(&self, av: &AddressVector) -> Result<Destination, Refusal> {
+        if av.port != 1 {
+            return Err(Reason::Invalid {
+                argument: "port_num",
+                given: av.port.into(),
+                valid: "the device has port 1",
+            }
+            .invalid());
         }
+        if !av.is_global {
+            return Err(Reason::Rule("is_global is 0: Ethernet needs a GRH").invalid());
+        }
+        let unknown = Reason::Invalid {
+            argument: "grh.sgid_index",
+            given: av.sgid_index.into(),
+            valid: "the table of GIDs has no such entry",
+        };
         let entry = self
             .port_gids()
             .get(usize::from(av.sgid_index))
-            .ok_or(Errno::INVAL)?;
-        let own = self.gids().get(entry.address).ok_or(Errno::INVAL)?;
+            .ok_or(unknown.invalid())?;
+        let own = self.gids().get(entry.address).ok_or(unknown.invalid())?;
         let ip = ip_of(&av.dgid);
         let local_scope = match ip {
             IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.is_multicast(),
             IpAddr::V4(_) => false,
         };
         if ip.is_unspecified() || ip.is_ipv4() != own.ip.is_ipv4() {
-            return Err(Errno::INVAL);
+            let rule = "grh.dgid and the GID at grh.sgid_index are of different kinds, or dgid is 0";
+            return Err(Reason::Rule(rule).invalid());
         }
         Ok(Destination {
             ip,
             scope: if local_scope { own.scope } else { 0 },
-            source: u8::try_from(entry.address).map_err(|_| Errno::INVAL)?,
+            source: u8::try_from(entry.address).map_err(|_| unknown.invalid())?,
             traffic_class: av.traffic_class,
         })
     }
@@ -160,7 +175,7 @@ impl Qp {
     /// # Errors
     /// `EINVAL` for a queue pair of another kind, or an address that is not a group's; the errors
     /// of joining if no network could be joined.
-    pub fn attach_multicast(&self, gid: &[u8; 16]) -> Result<(), Errno> {
+    pub fn attach_multicast(&self, gid: &[u8; 16]) -> Result<(), Refusal> {
         self.multicast(Opcode::AttachMulticast, gid)
     }
 
@@ -168,16 +183,19 @@ impl Qp {
     ///
     /// # Errors
     /// `EINVAL` for a group that is not attached.
-    pub fn detach_multicast(&self, gid: &[u8; 16]) -> Result<(), Errno> {
+    pub fn detach_multicast(&self, gid: &[u8; 16]) -> Result<(), Refusal> {
         self.multicast(Opcode::DetachMulticast, gid)
     }
 
-    fn multicast(&self, opcode: Opcode, gid: &[u8; 16]) -> Result<(), Errno> {
+    fn multicast(&self, opcode: Opcode, gid: &[u8; 16]) -> Result<(), Refusal> {
         let driver = self.driver();
         driver.check_process()?;
         let group = ip_of(gid);
-        if self.kind != QpKind::UnreliableDatagram || !group.is_multicast() {
-            return Err(Errno::INVAL);
+        if self.kind != QpKind::UnreliableDatagram {
+            return Err(Reason::Rule("the queue pair is not of type UD").invalid());
+        }
+        if !group.is_multicast() {
+            return Err(Reason::Rule("gid is not a multicast address").invalid());
         }
         let own = driver.gids().iter().enumerate();
         let same_family = own.filter(|(_, own)| own.ip.is_ipv4() == group.is_ipv4());
@@ -193,6 +211,6 @@ impl Qp {
                 outcome = done;
             }
         }
-        outcome
+        Ok(outcome?)
     }
 }

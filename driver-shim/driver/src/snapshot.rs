@@ -12,6 +12,7 @@ use urnic_device::vocabulary::QpState;
 use zerocopy::little_endian::U64;
 
 use crate::driver::{Driver, Qp};
+use crate::refusal::last_refused;
 use crate::watch::{QueuePair, Snapshot};
 use urnic_process::program;
 
@@ -38,6 +39,7 @@ impl Driver {
             completion_queues: count(self.objects().cqs().len()),
             counters: self.counters(0).unwrap_or_default(),
             failures: self.failures().all(),
+            last_refusal: last_refused(),
             queue_pairs,
         }
     }

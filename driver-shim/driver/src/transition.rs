@@ -5,15 +5,12 @@
 //! connection manager moves it to RTS. A queue pair of a RoCE NIC drains its send queue in SQD, and
 //! may return to RTS.
 
-use rustix::io::Errno;
-use urnic_device::vocabulary::{Access, QpKind, QpState};
+use urnic_device::vocabulary::{QpKind, QpState};
 
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_config::Identity;
 
-/// `IBV_ACCESS_FLUSH_GLOBAL` and `…_PERSISTENT`: rights to an operation that iWARP does not have.
-/// Queue pairs accept them, as queue pairs of other devices without that operation do.
-pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
+use crate::refusal::{Reason, Refusal, at_most};
 
 /// The attributes that only reliable connections have.
 const OF_RELIABLE: QpMask = QpMask::MAX_DEST_RD_ATOMIC
@@ -47,6 +44,7 @@ fn of_datagrams(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     let names = M::PKEY_INDEX | M::PORT | M::QKEY;
     let none = M::empty();
     Some(match (from, to) {
+        (Reset, Err) => return None,
         (_, Reset | Err) => (none, none),
         (Reset, Init) => (names, none),
         (Init, Init) => (none, names),
@@ -63,9 +61,11 @@ fn of_unreliable(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     use QpMask as M;
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     let names = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
-    let optional = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::PATH_MIG_STATE;
+    let changed = M::ALT_PATH | M::ACCESS_FLAGS | M::PATH_MIG_STATE;
+    let optional = changed | M::CUR_STATE;
     let none = M::empty();
     Some(match (from, to) {
+        (Reset, Err) => return None,
         (_, Reset | Err) => (none, none),
         (Reset, Init) => (names, none),
         (Init, Init) => (none, names),
@@ -77,18 +77,19 @@ fn of_unreliable(from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
         (Rts | Sqd, Rts) => (none, optional),
         (Sqe, Rts) => (none, M::CUR_STATE | M::ACCESS_FLAGS),
         (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
-        (Sqd, Sqd) => (none, optional | M::AV | M::PKEY_INDEX),
+        (Sqd, Sqd) => (none, changed | M::AV | M::PKEY_INDEX),
         _ => return None,
     })
 }
 
 fn of_reliable(identity: Identity, from: QpState, to: QpState) -> Option<(QpMask, QpMask)> {
     use QpMask as M;
-    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     let optional = M::CUR_STATE | M::ALT_PATH | M::ACCESS_FLAGS | M::MIN_RNR_TIMER | M::PATH_MIG_STATE;
     let names = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
     let none = M::empty();
     Some(match (from, to) {
+        (Reset, Err) if identity.is_roce() => return None,
         (_, Reset | Err) => (none, none),
         (Reset, Init) => (names, none),
         (Init, Init) => (none, names),
@@ -103,6 +104,7 @@ fn of_reliable(identity: Identity, from: QpState, to: QpState) -> Option<(QpMask
         (Rts, Rts) => (none, optional),
         (Rts, Sqd) => (none, M::EN_SQD_ASYNC_NOTIFY),
         (Sqd, Rts) if identity.is_roce() => (none, optional),
+        (Sqe, Rts) if identity.is_roce() => (none, none),
         (Sqd, Sqd) if identity.is_roce() => (
             none,
             names
@@ -125,28 +127,34 @@ fn of_reliable(identity: Identity, from: QpState, to: QpState) -> Option<(QpMask
 /// # Errors
 /// `EINVAL` if the transition does not exist, a needed attribute is missing, an attribute is not
 /// allowed, or a value is out of range.
-pub(crate) fn check(rules: &Rules, from: QpState, attr: &QpAttr, mask: QpMask) -> Result<QpState, Errno> {
+pub(crate) fn check(rules: &Rules, from: QpState, attr: &QpAttr, mask: QpMask) -> Result<QpState, Refusal> {
     let to = if mask.contains(QpMask::STATE) {
-        QpState::from_raw(attr.state).ok_or(Errno::INVAL)?
+        let state = QpState::from_raw(attr.state);
+        state.ok_or_else(|| one_of("qp_state", attr.state, "the states end with ERR, 6"))?
     } else {
         from
     };
     if mask.contains(QpMask::CUR_STATE) && QpState::from_raw(attr.cur_state) != Some(from) {
-        return Err(Errno::INVAL);
+        let (is, given) = (from, attr.cur_state);
+        return Err(Reason::OtherState { is, given }.invalid());
     }
     // The two steps of an RNIC's connection manager: the change to RTR, which names no peer, and
     // the change to RTS, which names only the port.
     let managed = (from, to) == (QpState::Init, QpState::Rtr) && mask == QpMask::RTR_BY_MANAGER;
     if !rules.identity.is_roce() && (managed || mask == QpMask::PORT) {
-        return in_range(attr, mask, rules).then_some(to).ok_or(Errno::INVAL);
+        return check_values(attr, mask, rules).map(|()| to);
     }
-    let (needed, allowed) = attributes(rules, from, to).ok_or(Errno::INVAL)?;
+    let (needed, allowed) = attributes(rules, from, to).ok_or(Reason::NoTransition { from, to }.invalid())?;
     let given = mask - QpMask::STATE;
-    if !given.contains(needed) || !(needed | allowed).contains(given) {
-        tracing::debug!("{from:?} to {to:?}: {given:?} given, {needed:?} needed, {allowed:?} allowed");
-        return Err(Errno::INVAL);
+    let (missing, superfluous) = (needed - given, given - (needed | allowed));
+    if !missing.is_empty() {
+        return Err(Reason::Missing(missing).invalid());
     }
-    in_range(attr, mask, rules).then_some(to).ok_or(Errno::INVAL)
+    if !superfluous.is_empty() {
+        let attributes = superfluous;
+        return Err(Reason::Superfluous { from, to, attributes }.invalid());
+    }
+    check_values(attr, mask, rules).map(|()| to)
 }
 
 /// The values on which the transitions of a queue pair depend.
@@ -154,47 +162,61 @@ pub(crate) fn check(rules: &Rules, from: QpState, attr: &QpAttr, mask: QpMask) -
 pub(crate) struct Rules {
     pub(crate) identity: Identity,
     pub(crate) kind: QpKind,
-    /// The device's limit on outstanding inbound Reads and atomics.
-    pub(crate) ird: u32,
     /// The device's limit on outstanding outbound Reads and atomics.
     pub(crate) ord: u32,
 }
 
-/// Looks only at the attributes that the mask names: programs leave the others uninitialised.
-fn in_range(attr: &QpAttr, mask: QpMask, limits: &Rules) -> bool {
-    type Fits = fn(&QpAttr, &Rules) -> bool;
-    const RANGES: [(QpMask, Fits); 11] = [
-        (QpMask::ACCESS_FLAGS, |attr, _| {
-            Access::from_bits(attr.access & !FLUSH).is_some()
-        }),
-        (QpMask::PKEY_INDEX, |attr, _| attr.pkey_index == 0),
-        (QpMask::PORT, |attr, _| attr.port == 1),
-        (QpMask::PATH_MTU, |attr, _| (1..=5).contains(&attr.path_mtu)),
-        (QpMask::DEST_QPN, |attr, _| attr.dest_qpn < 1 << 24),
-        (QpMask::TIMEOUT, |attr, _| attr.timeout < 32),
-        (QpMask::RETRY_CNT, |attr, _| attr.retry_cnt < 8),
-        (QpMask::RNR_RETRY, |attr, _| attr.rnr_retry < 8),
-        (QpMask::MIN_RNR_TIMER, |attr, _| attr.min_rnr_timer < 32),
-        (QpMask::MAX_QP_RD_ATOMIC, |attr, limits| {
-            u32::from(attr.max_rd_atomic) <= limits.ord
-        }),
-        (QpMask::MAX_DEST_RD_ATOMIC, |attr, limits| {
-            u32::from(attr.max_dest_rd_atomic) <= limits.ird
-        }),
-    ];
-    RANGES
-        .iter()
-        .all(|(named, fits)| !mask.contains(*named) || fits(attr, limits))
+fn one_of(argument: &'static str, given: u32, valid: &'static str) -> Refusal {
+    let given = given.into();
+    Reason::Invalid {
+        argument,
+        given,
+        valid,
+    }
+    .invalid()
 }
+
+/// Checks the attributes that the mask names: programs leave the others uninitialised. The checks
+/// are those of Linux's uverbs layer and of rxe; docs/reference/attributes.md compares them. Other
+/// values are used as far as the device can: PSNs and numbers of queue pairs have 24 bits,
+/// `min_rnr_timer` has five, and `max_dest_rd_atomic` ends at the device's limit.
+fn check_values(attr: &QpAttr, mask: QpMask, rules: &Rules) -> Result<(), Refusal> {
+    const PORT: &str = "the device has port 1";
+    let named = |attribute, fits: bool| mask.contains(attribute) && !fits;
+    if named(QpMask::PORT, attr.port == 1) {
+        return Err(one_of("port_num", attr.port.into(), PORT));
+    }
+    if named(QpMask::AV, attr.av.port == 1) {
+        return Err(one_of("ah_attr.port_num", attr.av.port.into(), PORT));
+    }
+    if mask.contains(QpMask::ALT_PATH) {
+        return Err(Reason::Rule("IBV_QP_ALT_PATH: Ethernet has no alternate paths").invalid());
+    }
+    if named(QpMask::PATH_MTU, (1..=5).contains(&attr.path_mtu)) {
+        let valid = "1 is IBV_MTU_256, 5 is IBV_MTU_4096";
+        return Err(one_of("path_mtu", attr.path_mtu, valid));
+    }
+    if mask.contains(QpMask::MAX_QP_RD_ATOMIC) {
+        at_most("max_rd_atomic", attr.max_rd_atomic.into(), rules.ord.into())?;
+    }
+    if named(QpMask::TIMEOUT, attr.timeout < 32) {
+        return Err(one_of("timeout", attr.timeout.into(), "the largest is 31"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod rows;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
+    use urnic_process::addressing::AddressVector;
 
     const RNIC: Rules = Rules {
         identity: Identity::Iwarp,
         kind: QpKind::ReliableConnected,
-        ird: 16,
         ord: 16,
     };
     const ROCE: Rules = Rules {
@@ -224,8 +246,17 @@ mod tests {
             state: state as u32,
             port: 1,
             path_mtu: 3,
+            av: AddressVector {
+                port: 1,
+                ..AddressVector::default()
+            },
             ..QpAttr::default()
         }
+    }
+
+    /// The outcome of a change, without the reason of a refusal.
+    fn check(rules: &Rules, from: QpState, attr: &QpAttr, mask: QpMask) -> Result<QpState, Errno> {
+        super::check(rules, from, attr, mask).map_err(|refusal| refusal.errno)
     }
 
     #[test]
@@ -391,14 +422,6 @@ mod tests {
         let bad = [
             QpAttr {
                 port: 2,
-                ..attr(QpState::Init)
-            },
-            QpAttr {
-                pkey_index: 1,
-                ..attr(QpState::Init)
-            },
-            QpAttr {
-                access: 1 << 30,
                 ..attr(QpState::Init)
             },
             QpAttr {

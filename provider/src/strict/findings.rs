@@ -8,7 +8,7 @@ use urnic_sync::Mutex;
 use serde::Serialize;
 use urnic_config::read_file;
 
-use super::call_site::CallSite;
+use crate::call_site::CallSite;
 
 macro_rules! rules {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal,)*) => {

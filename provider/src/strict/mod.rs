@@ -7,7 +7,6 @@
 //!
 //! Locks: those of this module are the innermost, and are held for a moment.
 
-mod call_site;
 mod findings;
 mod memory;
 mod objects;
@@ -17,7 +16,7 @@ mod regions;
 mod watched_pages;
 mod withheld;
 
-pub(crate) use call_site::CallSite;
+pub(crate) use crate::call_site::CallSite;
 pub(crate) use findings::{Finding, Rule};
 pub(crate) use objects::Kind;
 pub(crate) use process::{Strict, after_fork_in_child, current, start};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use urnic_sync::Mutex;
 
-use super::call_site::CallSite;
+use crate::call_site::CallSite;
 
 /// The kinds of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

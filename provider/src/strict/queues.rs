@@ -10,13 +10,13 @@ use urnic_sync::Mutex;
 
 use urnic_device::vocabulary::WcOpcode;
 
-use super::call_site::CallSite;
 use super::findings::Rule;
 use super::memory;
 use super::process::{Strict, current};
 use super::regions::Place;
 use super::watched_pages::{self, PlacedByDevice, Watched};
 use super::withheld::{Arena, Withheld};
+use crate::call_site::CallSite;
 
 /// The check of one queue pair.
 pub(crate) struct PairCheck {

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use urnic_sync::Mutex;
 
-use super::call_site::CallSite;
 use super::findings::Findings;
 use super::findings::Rule;
 use super::memory;
+use crate::call_site::CallSite;
 
 /// Deregistered regions that are remembered.
 const MOST_GONE: usize = 4096;

@@ -10,8 +10,8 @@ use rustix::mm::{MprotectFlags, mprotect};
 use urnic_device::vocabulary::WcOpcode;
 use urnic_model::host::fault::{self, Fault};
 
-use super::call_site::{CallSite, MOST_FRAMES, of_interrupted};
 use super::memory;
+use crate::call_site::{CallSite, MOST_FRAMES, of_interrupted};
 
 /// Most ranges at a time; more requests are not watched.
 const RANGES: usize = 4096;

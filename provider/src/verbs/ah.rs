@@ -1,7 +1,6 @@
 //! Address handles: the peers of datagrams.
 
-use rustix::io::Errno;
-use urnic_driver::{AddressVector, Destination};
+use urnic_driver::{AddressVector, Destination, Refusal};
 use urnic_rdma_core::*;
 
 use super::pd::Pd;
@@ -36,7 +35,7 @@ pub(super) fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
 
 /// `ibv_create_ah(3)`: EINVAL for an address that is not global, as for all Ethernet devices, or
 /// whose source is not an address of this device of the same family.
-pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Errno> {
+pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Refusal> {
     let destination = pd.context().driver.destination(&address_vector(attr))?;
     Ok(Box::new(Ah {
         abi: ibv_ah {
@@ -49,7 +48,7 @@ pub(super) fn create_ah(pd: &Pd, attr: &ibv_ah_attr) -> Result<Box<Ah>, Errno> {
 }
 
 /// `ibv_destroy_ah(3)`.
-pub(super) fn destroy_ah(ah: ToFree<Ah>) -> Result<(), Errno> {
+pub(super) fn destroy_ah(ah: ToFree<Ah>) -> Result<(), Refusal> {
     ah.free();
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use urnic_device::vocabulary::Access;
+use urnic_driver::Refusal;
 use urnic_rdma_core::*;
 
 use super::ah::Ah;
@@ -74,7 +75,7 @@ fn tell(what: impl FnOnce(&'static Strict)) {
     });
 }
 
-fn created<T>(kind: Kind, object: Result<Box<T>, Errno>) -> Result<Box<T>, Errno> {
+fn created<T>(kind: Kind, object: Result<Box<T>, Refusal>) -> Result<Box<T>, Refusal> {
     object.inspect(|object| {
         let address = std::ptr::from_ref::<T>(object).addr();
         tell(|strict| strict.objects.created(kind, address));
@@ -85,13 +86,15 @@ fn created<T>(kind: Kind, object: Result<Box<T>, Errno>) -> Result<Box<T>, Errno
 fn destroyed<T>(
     kind: Kind,
     object: ToFree<T>,
-    destroy: impl FnOnce(ToFree<T>) -> Result<(), Errno>,
-) -> Result<(), Errno> {
+    destroy: impl FnOnce(ToFree<T>) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
     let address = std::ptr::from_ref::<T>(&object).addr();
     let outcome = destroy(object);
     tell(|strict| match outcome {
         Ok(()) => strict.objects.destroyed(kind, address),
-        Err(Errno::BUSY) => {
+        Err(Refusal {
+            errno: Errno::BUSY, ..
+        }) => {
             strict
                 .findings
                 .report(Rule::DestroyedTooEarly, &CallSite::here(), || {
@@ -108,7 +111,7 @@ fn destroyed<T>(
 
 macro_rules! creators {
     ($($kind:ident: $name:ident = $module:ident($($arg:ident: $ty:ty),*) -> $object:ty;)*) => { $(
-        fn $name($($arg: $ty),*) -> Result<Box<$object>, Errno> {
+        fn $name($($arg: $ty),*) -> Result<Box<$object>, Refusal> {
             created(Kind::$kind, $module::$name($($arg),*))
         }
     )* };
@@ -132,7 +135,7 @@ creators! {
 
 macro_rules! destroyers {
     ($($kind:ident: $name:ident = $module:ident($object:ty);)*) => { $(
-        fn $name(object: ToFree<$object>) -> Result<(), Errno> {
+        fn $name(object: ToFree<$object>) -> Result<(), Refusal> {
             destroyed(Kind::$kind, object, $module::$name)
         }
     )* };
@@ -161,11 +164,11 @@ fn number_of(pd: &Pd) -> u32 {
 /// is, if that is the program's own memory.
 fn registered(
     pd: &Pd,
-    region: Result<Box<Mr>, Errno>,
+    region: Result<Box<Mr>, Refusal>,
     base: u64,
     addr: Option<*mut c_void>,
     access: u32,
-) -> Result<Box<Mr>, Errno> {
+) -> Result<Box<Mr>, Refusal> {
     if let Ok(mr) = &region {
         tell(|strict| {
             let region = Region {
@@ -196,13 +199,13 @@ fn place_of(addr: *mut c_void, access: c_int) -> Option<*mut c_void> {
     (access as u32 & IBV_ACCESS_ON_DEMAND == 0).then_some(addr)
 }
 
-fn reg_mr(pd: &Pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> Result<Box<Mr>, Errno> {
+fn reg_mr(pd: &Pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> Result<Box<Mr>, Refusal> {
     let region = observed::reg_mr(pd, addr, length, iova, access);
     let (base, addr) = (base_of(iova, access), place_of(addr, access));
     registered(pd, region, base, addr, access as u32)
 }
 
-fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Errno> {
+fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Refusal> {
     observed::rereg_mr(mr, flags, pd, new)?;
     let has = |bit| flags & bit != 0;
     tell(|strict| {
@@ -227,7 +230,7 @@ fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Err
     Ok(())
 }
 
-fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
+fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Refusal> {
     let key = mr.lkey();
     tell(|strict| strict.regions.check_mapped(key, &strict.findings));
     destroyed(Kind::MemoryRegion, mr, |mr| {
@@ -237,7 +240,7 @@ fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
     })
 }
 
-fn reg_dm_mr(pd: &Pd, dm: &Dm, offset: u64, length: usize, access: u32) -> Result<Box<Mr>, Errno> {
+fn reg_dm_mr(pd: &Pd, dm: &Dm, offset: u64, length: usize, access: u32) -> Result<Box<Mr>, Refusal> {
     let region = dm::reg_dm_mr(pd, dm, offset, length, access);
     registered(pd, region, 0, None, access)
 }
@@ -249,16 +252,16 @@ fn reg_dmabuf_mr(
     iova: u64,
     fd: Option<BorrowedFd<'_>>,
     access: c_int,
-) -> Result<Box<Mr>, Errno> {
+) -> Result<Box<Mr>, Refusal> {
     let region = mr::reg_dmabuf_mr(pd, offset, length, iova, fd, access);
     registered(pd, region, base_of(iova, access), None, access as u32)
 }
 
-fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Errno> {
+fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Refusal> {
     registered(pd, mr::alloc_null_mr(pd), 0, None, IBV_ACCESS_LOCAL_WRITE)
 }
 
-fn import_mr(pd: &Pd, handle: u32) -> Result<Box<Mr>, Errno> {
+fn import_mr(pd: &Pd, handle: u32) -> Result<Box<Mr>, Refusal> {
     let mr = mr::import_mr(pd, handle)?;
     // Its memory and rights are those of another handle, which is possibly not known here.
     tell(|strict| {

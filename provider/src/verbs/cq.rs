@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
-use urnic_driver::Driver;
+use urnic_driver::{Driver, Reason, Refusal};
 use urnic_model::Nanos;
 use urnic_model::log_limit::LogLimit;
 use urnic_presence::fork::CreationProcess;
@@ -39,6 +39,9 @@ use crate::guard::contained;
 use crate::probes;
 use crate::strict::{self, PairCheck, QueueCheck};
 use crate::trace::{Outcome, trace};
+
+/// A channel that `ibv_create_comp_channel` of this device did not create, or that is destroyed.
+const UNKNOWN_CHANNEL: Reason = Reason::Rule("channel is not an open channel of this device");
 
 /// A completion queue: the part of libibverbs, then the part of the provider.
 #[repr(C)]
@@ -186,10 +189,10 @@ impl Cq {
         vector: u32,
         pd: Option<&Pd>,
         timed: bool,
-    ) -> Result<Box<Cq>, Errno> {
+    ) -> Result<Box<Cq>, Refusal> {
         faulted::call(context.driver, "create_cq")?;
         let channel = match channel {
-            Some(channel) => Some(registry::channel(channel.fd).ok_or(Errno::INVAL)?),
+            Some(channel) => Some(registry::channel(channel.fd).ok_or(UNKNOWN_CHANNEL.invalid())?),
             None => None,
         };
         let place = Box::<Cq>::new_uninit();
@@ -326,7 +329,7 @@ impl Cq {
     }
 
     /// Moves the queue to a ring of at least `cqe` entries.
-    fn resize(&self, cqe: u32) -> Result<(), Errno> {
+    fn resize(&self, cqe: u32) -> Result<(), Refusal> {
         self.rings.replaced(|| self.move_ring(cqe))?;
         if let Some(check) = &self.check {
             check.resized(cqe);
@@ -334,7 +337,7 @@ impl Cq {
         Ok(())
     }
 
-    fn move_ring(&self, cqe: u32) -> Result<(), Errno> {
+    fn move_ring(&self, cqe: u32) -> Result<(), Refusal> {
         faulted::call(self.driver, "resize_cq")?;
         // The program's allocator may poll, or wait for a thread that polls.
         let new = self.device.new_ring(cqe, &self.rings)?;
@@ -350,12 +353,12 @@ impl Cq {
     }
 
     /// Destroys the queue. Waits until the program acknowledged its events.
-    fn destroy(&self) -> Result<(), Errno> {
+    fn destroy(&self) -> Result<(), Refusal> {
         if !self.created_in.is_current() {
-            return Err(Errno::IO);
+            return Err(Errno::IO.into());
         }
         if !self.completions.hold().members.is_empty() {
-            return Err(Errno::BUSY);
+            return Err(Reason::UsedBy("queue pairs").with(Errno::BUSY));
         }
         self.device.destroy()?;
         if let Some(channel) = &self.channel {
@@ -385,16 +388,17 @@ pub(super) fn create_cq(
     cqe: c_int,
     channel: Option<&ibv_comp_channel>,
     comp_vector: c_int,
-) -> Result<Box<Cq>, Errno> {
-    let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
-    let vector = u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?;
+) -> Result<Box<Cq>, Refusal> {
+    let negative = |argument| Reason::Negative(argument).invalid();
+    let cqe = u32::try_from(cqe).map_err(|_| negative("cqe"))?;
+    let vector = u32::try_from(comp_vector).map_err(|_| negative("comp_vector"))?;
     Cq::make(&context, cqe, channel, vector, None, false)
 }
 
 /// `ibv_resize_cq(3)`: EINVAL for a size that the device does not support, or that is too small for
 /// the completions in the queue.
-pub(super) fn resize_cq(cq: &Cq, cqe: c_int) -> Result<(), Errno> {
-    cq.resize(u32::try_from(cqe).map_err(|_| Errno::INVAL)?)
+pub(super) fn resize_cq(cq: &Cq, cqe: c_int) -> Result<(), Refusal> {
+    cq.resize(u32::try_from(cqe).map_err(|_| Reason::Negative("cqe").invalid())?)
 }
 
 /// `ibv_modify_cq(3)`: EOPNOTSUPP for attributes other than moderation, or if the device does not
@@ -411,7 +415,7 @@ pub(super) fn modify_cq(cq: &Cq, attr: &ibv_modify_cq_attr) -> Result<(), Errno>
 }
 
 /// `ibv_destroy_cq(3)`: EBUSY while a queue pair completes to this queue.
-pub(super) fn destroy_cq(cq: ToFree<Cq>) -> Result<(), Errno> {
+pub(super) fn destroy_cq(cq: ToFree<Cq>) -> Result<(), Refusal> {
     cq.destroy()?;
     cq.free();
     Ok(())

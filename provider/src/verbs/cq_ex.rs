@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_uint};
 
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
+use urnic_driver::Refusal;
 use urnic_process::queue_lock::Held;
 use urnic_rdma_core::*;
 
@@ -39,7 +40,7 @@ pointers! {
 pub(super) fn create_cq_ex(
     context: OpenContext,
     attr: Given<'_, ibv_cq_init_attr_ex>,
-) -> Result<Box<Cq>, Errno> {
+) -> Result<Box<Cq>, Refusal> {
     let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
         attr.flags
     } else {
@@ -49,7 +50,7 @@ pub(super) fn create_cq_ex(
         || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
         || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
     {
-        return Err(Errno::OPNOTSUPP);
+        return Err(Errno::OPNOTSUPP.into());
     }
     let timed = attr.wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0;
     let mut cq = Cq::make(

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
+use urnic_driver::{Reason, Refusal, at_most};
 use urnic_rdma_core::*;
 
 use super::mr::{self, Mr};
@@ -75,13 +76,20 @@ impl Dm {
 
 /// `ibv_alloc_dm(3)`: EINVAL for length 0 or unknown attributes, ENOMEM for more than
 /// `max_dm_size`.
-pub(super) fn alloc_dm(context: OpenContext, attr: &ibv_alloc_dm_attr) -> Result<Box<Dm>, Errno> {
-    if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > MAX_LOG_ALIGN {
-        return Err(Errno::INVAL);
+pub(super) fn alloc_dm(context: OpenContext, attr: &ibv_alloc_dm_attr) -> Result<Box<Dm>, Refusal> {
+    if attr.comp_mask != 0 {
+        let (argument, bits) = ("comp_mask", attr.comp_mask.into());
+        return Err(Reason::Bits { argument, bits }.invalid());
     }
-    if attr.length > MAX {
-        return Err(Errno::NOMEM);
+    if attr.length == 0 {
+        return Err(Reason::Rule("length is 0").invalid());
     }
+    at_most("log_align_req", attr.log_align_req.into(), MAX_LOG_ALIGN.into())?;
+    let too_long = |refusal| Refusal {
+        errno: Errno::NOMEM,
+        ..refusal
+    };
+    at_most("length", attr.length as u64, MAX as u64).map_err(too_long)?;
     let object = Arc::new(DeviceMemory(Arc::new(Memory::new(attr.length)?)));
     let file = context.file();
     let handle = file.map_or(0, |file| file.device_memory.enter_anywhere(object.clone()));
@@ -103,9 +111,9 @@ pub(super) fn unimport_dm(dm: ToFree<Dm>) -> Result<(), Errno> {
 
 /// `ibv_free_dm(3)`: EBUSY while regions are registered in the memory; ENOENT if another context
 /// freed it.
-pub(super) fn free_dm(dm: ToFree<Dm>) -> Result<(), Errno> {
+pub(super) fn free_dm(dm: ToFree<Dm>) -> Result<(), Refusal> {
     if Arc::strong_count(dm.memory()) > 1 {
-        return Err(Errno::BUSY);
+        return Err(Reason::UsedBy("memory regions").with(Errno::BUSY));
     }
     dm.with_handle(Handles::withdraw)?;
     dm.free();
@@ -126,9 +134,9 @@ fn memcpy_from_dm(to: Buffer<'_>, dm: &Dm, offset: u64) -> Result<(), Errno> {
 
 /// `ibv_reg_dm_mr(3)`: EINVAL outside of the memory, or unless the region is zero-based; ENOENT if
 /// another context freed it.
-pub(super) fn reg_dm_mr(pd: &Pd, dm: &Dm, offset: u64, len: usize, access: u32) -> Result<Box<Mr>, Errno> {
+pub(super) fn reg_dm_mr(pd: &Pd, dm: &Dm, offset: u64, len: usize, access: u32) -> Result<Box<Mr>, Refusal> {
     if access & IBV_ACCESS_ZERO_BASED == 0 {
-        return Err(Errno::INVAL);
+        return Err(Reason::Rule("regions of device memory need ZERO_BASED").invalid());
     }
     dm.with_handle(Handles::check)?;
     mr::of_device_memory(pd, dm.memory(), offset, len, access)

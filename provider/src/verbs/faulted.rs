@@ -4,7 +4,7 @@
 use rustix::io::Errno;
 use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
-use urnic_driver::Driver;
+use urnic_driver::{Driver, Reason, Refusal};
 use urnic_faults::{CompletionFault, EventFault, occasion, plan};
 
 use super::ledger::Ledger;
@@ -15,10 +15,10 @@ use super::work_completion::is_receive;
 /// # Errors
 /// The error number of the plan.
 #[inline]
-pub(super) fn call(driver: &Driver, name: &str) -> Result<(), Errno> {
+pub(super) fn call(driver: &Driver, name: &str) -> Result<(), Refusal> {
     match urnic_faults::fails(driver.name(), name) {
         None => Ok(()),
-        Some(errno) => Err(Errno::from_raw_os_error(errno)),
+        Some(errno) => Err(Reason::Planned.with(Errno::from_raw_os_error(errno))),
     }
 }
 

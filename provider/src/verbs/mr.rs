@@ -8,6 +8,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use urnic_device::command::features;
 use urnic_device::vocabulary::Access;
+use urnic_driver::{Reason, Refusal};
 use urnic_rdma_core::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ADVISE_MR_ADVICE_PREFETCH,
     IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH,
@@ -41,6 +42,8 @@ pub(super) struct Mr {
 
 objects! { Mr: ibv_mr, verbs_mr; }
 
+const NO_LENGTH: Reason = Reason::Rule("length is 0");
+
 /// Gives the memory of a new region to forked children. After `ibv_fork_init`, libibverbs withholds
 /// it (releases before 51 even if its answer is that this is unnecessary). It counts the
 /// registrations of each range, and this removes its count of the new one, so memory that another
@@ -56,14 +59,33 @@ fn inherit(library: &'static Library, addr: *mut c_void, length: usize) -> Optio
 ///
 /// Errors: INVAL for unknown bits, and for remote write access to memory that the device itself may
 /// not write.
-fn access(raw: c_int) -> Result<Access, Errno> {
-    let access = Access::from_bits(raw as u32).ok_or(Errno::INVAL)?;
-    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-        && !access.contains(Access::LOCAL_WRITE)
-    {
-        return Err(Errno::INVAL);
+fn access(raw: c_int) -> Result<Access, Refusal> {
+    let unknown = Reason::Bits {
+        argument: "access",
+        bits: (raw as u32 & !Access::all().bits()).into(),
+    };
+    let access = Access::from_bits(raw as u32).ok_or(unknown.invalid())?;
+    for (right, given) in [
+        (Access::REMOTE_WRITE, "REMOTE_WRITE"),
+        (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
+    ] {
+        if access.contains(right) && !access.contains(Access::LOCAL_WRITE) {
+            let missing = "LOCAL_WRITE";
+            return Err(Reason::Needs { given, missing }.invalid());
+        }
     }
     Ok(access - (Access::OPTIONAL | Access::HUGETLB))
+}
+
+/// The refusal of memory that is not there; or another error.
+fn unmapped(errno: Errno) -> Refusal {
+    match errno {
+        Errno::FAULT => Reason::Rule(
+            "a page between addr and addr + length is not mapped, or read-only and the rights include writing",
+        )
+        .with(errno),
+        errno => errno.into(),
+    }
 }
 
 /// `ibv_reg_mr(3)` and `ibv_reg_mr_iova(3)`: work requests name the first byte `iova`, or 0 if the
@@ -76,12 +98,12 @@ pub(super) fn reg_mr(
     length: usize,
     iova: u64,
     flags: c_int,
-) -> Result<Box<Mr>, Errno> {
+) -> Result<Box<Mr>, Refusal> {
     let context = pd.context();
     faulted::call(context.driver, "reg_mr")?;
     let access = access(flags)?;
     if length == 0 {
-        return Err(Errno::INVAL);
+        return Err(NO_LENGTH.invalid());
     }
     let base = if access.contains(Access::ZERO_BASED) {
         0
@@ -91,7 +113,8 @@ pub(super) fn reg_mr(
     let domain = pd.domain()?.clone();
     let device = domain
         .driver
-        .register(&domain.device, addr, length, base, access)?;
+        .register(&domain.device, addr, length, base, access)
+        .map_err(unmapped)?;
     let place = Place {
         addr: addr.addr(),
         len: length,
@@ -170,12 +193,12 @@ fn described(pd: &Pd, handle: u32, addr: *mut c_void, mr_type: u32, state: &Stat
 
 /// `ibv_import_mr(3)`: the region's keys and length; its address is not returned. ENOENT if no
 /// context of the file has such a region; EIO in a forked child.
-pub(super) fn import_mr(pd: &Pd, handle: u32) -> Result<Box<Mr>, Errno> {
+pub(super) fn import_mr(pd: &Pd, handle: u32) -> Result<Box<Mr>, Refusal> {
     let file = pd.file().ok_or(Errno::IO)?;
     let region = file.regions.find(handle)?;
     let abi = match &*region.lock()? {
         Some(state) => described(pd, handle, null_mut(), IBV_MR_TYPE_IMPORTED_MR, state),
-        None => return Err(Errno::NOENT),
+        None => return Err(Errno::NOENT.into()),
     };
     Ok(Box::new(Mr {
         abi: SharedWithC::new(abi),
@@ -192,9 +215,13 @@ pub(super) fn unimport_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
 }
 
 /// The address, length and name of the first byte of a region's new memory.
-fn new_memory(addr: *mut c_void, length: usize, rights: Access) -> Result<(*mut c_void, usize, u64), Errno> {
+fn new_memory(
+    addr: *mut c_void,
+    length: usize,
+    rights: Access,
+) -> Result<(*mut c_void, usize, u64), Refusal> {
     if length == 0 {
-        return Err(Errno::INVAL);
+        return Err(NO_LENGTH.invalid());
     }
     let base = if rights.contains(Access::ZERO_BASED) {
         0
@@ -221,12 +248,14 @@ pub(super) fn changed_domain(flags: c_int, pd: *mut ibv_pd) -> *mut ibv_pd {
 }
 
 /// `ibv_rereg_mr(3)`: the keys do not change. ENOENT if another context deregistered the region.
-pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Errno> {
+pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Refusal> {
     let mut state = mr.region.lock()?;
     let state = state.as_mut().ok_or(Errno::NOENT)?;
     let has = |bit| flags & bit != 0;
-    if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
-        return Err(Errno::INVAL);
+    let unknown = flags & !IBV_REREG_MR_FLAGS_SUPPORTED;
+    if unknown != 0 {
+        let (argument, bits) = ("flags", unknown.into());
+        return Err(Reason::Bits { argument, bits }.invalid());
     }
     let old = state.flags;
     let raw = if has(IBV_REREG_MR_CHANGE_ACCESS) {
@@ -240,10 +269,10 @@ pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Res
         .transpose()?;
     // The device accesses regions on demand and other regions in different ways.
     if memory.is_none() && (raw ^ old as c_int) as u32 & IBV_ACCESS_ON_DEMAND != 0 {
-        return Err(Errno::INVAL);
+        return Err(Reason::Rule("ON_DEMAND can change only with the translation").invalid());
     }
     let domain = match has(IBV_REREG_MR_CHANGE_PD) {
-        true => Some(pd.ok_or(Errno::INVAL)?.domain()?.clone()),
+        true => Some(pd.ok_or(Reason::Null("pd").invalid())?.domain()?.clone()),
         false => None,
     };
     mr.region.driver.reregister(
@@ -298,10 +327,10 @@ pub(super) fn of_device_memory(
     offset: u64,
     length: usize,
     flags: u32,
-) -> Result<Box<Mr>, Errno> {
+) -> Result<Box<Mr>, Refusal> {
     let access = access(flags as c_int)?;
     if access.contains(Access::ON_DEMAND) {
-        return Err(Errno::INVAL);
+        return Err(Reason::Rule("device memory cannot be ON_DEMAND").invalid());
     }
     let addr = memory.range(offset, length)?.cast();
     let domain = pd.domain()?.clone();
@@ -321,15 +350,15 @@ pub(super) fn reg_dmabuf_mr(
     iova: u64,
     fd: Option<BorrowedFd<'_>>,
     flags: c_int,
-) -> Result<Box<Mr>, Errno> {
+) -> Result<Box<Mr>, Refusal> {
     let access = access(flags)?;
     if access.contains(Access::ON_DEMAND) {
-        return Err(Errno::INVAL);
+        return Err(Reason::Rule("a file cannot be ON_DEMAND").invalid());
     }
     let domain = pd.domain()?.clone();
     if domain.driver.attributes().features & features::ON_DEMAND == 0 {
         // A device in another process has only the memory that the program itself has mapped.
-        return Err(Errno::OPNOTSUPP);
+        return Err(Errno::OPNOTSUPP.into());
     }
     let file = fd.ok_or(Errno::BADF)?;
     let (mapped, addr) = map_file(file, offset, length, access.contains(Access::LOCAL_WRITE))?;
@@ -347,7 +376,7 @@ pub(super) fn reg_dmabuf_mr(
 }
 
 /// `ibv_alloc_null_mr(3)`.
-pub(super) fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Errno> {
+pub(super) fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Refusal> {
     let domain = pd.domain()?.clone();
     let device = domain.driver.register_null(&domain.device)?;
     let mut state = State::new(device, domain, usize::MAX, IBV_ACCESS_LOCAL_WRITE);
@@ -357,7 +386,7 @@ pub(super) fn alloc_null_mr(pd: &Pd) -> Result<Box<Mr>, Errno> {
 
 /// `ibv_dereg_mr(3)`: after it returns, no byte is read or written through the region. ENOENT if
 /// another context deregistered the region.
-pub(super) fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Errno> {
+pub(super) fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Refusal> {
     let mut state = mr.region.lock()?;
     let known = state.as_ref().ok_or(Errno::NOENT)?;
     let handle = known.device.stag;
@@ -420,7 +449,7 @@ mod tests {
             IBV_ACCESS_REMOTE_WRITE as c_int,
             IBV_ACCESS_REMOTE_ATOMIC as c_int,
         ] {
-            assert_eq!(access(writer), Err(Errno::INVAL));
+            assert_eq!(access(writer).unwrap_err().errno, Errno::INVAL);
             assert!(access(writer | local).is_ok());
         }
         assert_eq!(access(0), Ok(Access::empty()));
@@ -429,8 +458,8 @@ mod tests {
 
     #[test]
     fn unknown_rights_are_refused_and_hints_are_not() {
-        assert_eq!(access(1 << 8), Err(Errno::INVAL));
-        assert_eq!(access(i32::MIN), Err(Errno::INVAL));
+        assert_eq!(access(1 << 8).unwrap_err().errno, Errno::INVAL);
+        assert_eq!(access(i32::MIN).unwrap_err().errno, Errno::INVAL);
         assert_eq!(
             access(IBV_ACCESS_RELAXED_ORDERING as c_int | 1 << 29),
             Ok(Access::empty())

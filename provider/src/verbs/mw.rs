@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use urnic_driver::Refusal;
 use urnic_rdma_core::*;
 
 use super::faulted;
@@ -28,7 +29,7 @@ pub(super) struct Mw {
 objects! { Mw: ibv_mw; }
 
 /// `ibv_alloc_mw(3)`.
-pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Errno> {
+pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Refusal> {
     let context = pd.context();
     faulted::call(context.driver, "alloc_mw")?;
     let domain = pd.domain()?.clone();
@@ -47,7 +48,7 @@ pub(super) fn alloc_mw(pd: &Pd, kind: ibv_mw_type) -> Result<Box<Mw>, Errno> {
 }
 
 /// `ibv_dealloc_mw(3)`: also unbinds a bound window.
-pub(super) fn dealloc_mw(mw: ToFree<Mw>) -> Result<(), Errno> {
+pub(super) fn dealloc_mw(mw: ToFree<Mw>) -> Result<(), Refusal> {
     mw.domain.driver.dealloc_mw(mw.stag)?;
     mw.free();
     Ok(())

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use rustix::io::Errno;
+use urnic_driver::Refusal;
 use urnic_rdma_core::*;
 
 use super::cq::Cq;
@@ -69,13 +69,13 @@ pub(super) fn reg_mr(
     length: usize,
     iova: u64,
     flags: c_int,
-) -> Result<Box<Mr>, Errno> {
+) -> Result<Box<Mr>, Refusal> {
     let region = mr::reg_mr(pd, addr, length, iova, flags)?;
     race_detector::registered(addr.addr(), length);
     Ok(region)
 }
 
-pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Errno> {
+pub(super) fn rereg_mr(mr: &Mr, flags: u32, pd: Option<&Pd>, new: Memory) -> Result<(), Refusal> {
     mr::rereg_mr(mr, flags, pd, new)?;
     // Without IBV_REREG_MR_CHANGE_TRANSLATION the call has no address.
     if !new.addr.is_null() {

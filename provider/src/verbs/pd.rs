@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use urnic_sync::Mutex;
 
 use rustix::io::Errno;
-use urnic_driver::RingPlacement;
+use urnic_driver::{Reason, Refusal, RingPlacement};
 use urnic_rdma_core::*;
 
 use super::faulted;
@@ -134,7 +134,7 @@ impl Pd {
 }
 
 /// `ibv_alloc_pd(3)`.
-pub(super) fn alloc_pd(context: OpenContext) -> Result<Box<Pd>, Errno> {
+pub(super) fn alloc_pd(context: OpenContext) -> Result<Box<Pd>, Refusal> {
     faulted::call(context.driver, "alloc_pd")?;
     let domain = Arc::new(Domain::alloc(context.driver)?);
     let file = context.file();
@@ -168,19 +168,21 @@ pub(super) fn unimport_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
 pub(super) fn alloc_parent_domain(
     context: OpenContext,
     attr: Given<'_, ibv_parent_domain_init_attr>,
-) -> Result<Box<Pd>, Errno> {
+) -> Result<Box<Pd>, Refusal> {
     const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
     let has = |bit: u32| attr.comp_mask & bit != 0;
-    let pd = attr
-        .pd()
-        .filter(|_| attr.comp_mask & !KNOWN == 0)
-        .ok_or(Errno::INVAL)?;
+    let unknown = attr.comp_mask & !KNOWN;
+    if unknown != 0 {
+        let (argument, bits) = ("comp_mask", unknown.into());
+        return Err(Reason::Bits { argument, bits }.invalid());
+    }
+    let pd = attr.pd().ok_or(Reason::Null("pd").invalid())?;
     let allocator = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
         let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
-            return Err(Errno::INVAL);
+            return Err(Reason::Null("alloc or free").invalid());
         };
         if !pd.domain()?.driver.takes_rings() {
-            return Err(Errno::OPNOTSUPP);
+            return Err(Errno::OPNOTSUPP.into());
         }
         let given = has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
         let context = if given {
@@ -215,9 +217,9 @@ pub(super) fn alloc_parent_domain(
 /// With regions in the domain, the call "may fail" according to the manual page. Here it succeeds,
 /// and the domain ends with the last region: over iWARP, perftest 4.5 leaves one region registered,
 /// and would report an error after a correct measurement.
-pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
+pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Refusal> {
     if pd.members.load(Ordering::Relaxed) > 0 {
-        return Err(Errno::BUSY);
+        return Err(Reason::UsedBy("queues or parent domains").with(Errno::BUSY));
     }
     if pd.parent_of.is_none() {
         let domain = &pd.domain;
@@ -237,9 +239,10 @@ pub(super) fn dealloc_pd(pd: ToFree<Pd>) -> Result<(), Errno> {
 }
 
 /// `ibv_alloc_td(3)`: the queues always lock, so the provider does not use the program's promise.
-pub(super) fn alloc_td(context: OpenContext, attr: &ibv_td_init_attr) -> Result<Box<ibv_td>, Errno> {
+pub(super) fn alloc_td(context: OpenContext, attr: &ibv_td_init_attr) -> Result<Box<ibv_td>, Refusal> {
     if attr.comp_mask != 0 {
-        return Err(Errno::INVAL);
+        let (argument, bits) = ("comp_mask", attr.comp_mask.into());
+        return Err(Reason::Bits { argument, bits }.invalid());
     }
     Ok(Box::new(ibv_td {
         context: context.public(),
@@ -341,7 +344,7 @@ impl Rings {
     /// otherwise the new ones are freed.
     ///
     /// Errors: the errors of `change`.
-    pub(super) fn replaced<T>(&self, change: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    pub(super) fn replaced<T, E>(&self, change: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let _alone = self.changing.lock();
         let before = self.with_pieces(|pieces| pieces.len());
         let changed = change();

@@ -12,12 +12,15 @@ use std::ffi::c_int;
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::QpState;
+use urnic_driver::Reason;
 use urnic_rdma_core::{ibv_recv_wr, ibv_send_wr};
 
 use super::qp::Qp;
+use super::receive_queue::FULL;
 use super::srq::Srq;
 use crate::from_c::{Out, Requests};
 use crate::guard::contained;
+use crate::refusals::reported;
 
 /// Whether the send queue takes work requests: when it is connected, or nearly connected, and in
 /// the error state, where each request completes flushed. In other states no request would ever
@@ -51,16 +54,14 @@ pub(super) fn post_send(
             while let Some(wr) = requests.take() {
                 result = queue.post(wr);
                 if let Err(errno) = result {
-                    report_refusal(qp, errno, || queue.why_refused(&wr, errno));
+                    refused(qp, "post_send", errno, || queue.why_refused(wr));
                     break;
                 }
             }
         } else {
             result = Err(Errno::INVAL);
-            let state = qp.device.last_state().verbs_name();
-            report_refusal(qp, Errno::INVAL, || {
-                format!("nothing can be sent in state {state}")
-            });
+            let state = qp.device.last_state();
+            refused(qp, "post_send", Errno::INVAL, || Reason::PostsNothing(state));
         }
         qp.sends.release_queue(&qp.device, side)
     };
@@ -87,17 +88,16 @@ pub(super) fn post_recv(
         return requests.refuse(bad, Errno::IO);
     }
     if qp.shares_receives() || !qp.device.takes_receives() {
+        refused(qp, "post_recv", Errno::INVAL, || match qp.shares_receives() {
+            true => Reason::Rule("the queue pair takes the receives of its SRQ"),
+            false => Reason::PostsNothing(qp.device.last_state()),
+        });
         return requests.refuse(bad, Errno::INVAL);
     }
     let driver = qp.driver;
     let (doorbell, result) = {
         let mut receives = qp.receives.hold();
         let (index, result) = receives.post_list(requests, bad);
-        if let Err(errno) = result
-            && let Some(check) = qp.ledger.check()
-        {
-            contained(|| check.refused(&format!("a receive was refused: {errno}"), false));
-        }
         (index.map(|index| qp.device.receive_doorbell(index)), result)
     };
     if let Some(doorbell) = doorbell {
@@ -128,11 +128,23 @@ pub(super) fn post_srq_recv(
     result.map_or_else(Errno::raw_os_error, |()| 0)
 }
 
-/// Shows the option `strict` why a request is refused. To be called before the requests that
-/// precede it are published.
-#[inline]
-pub(super) fn report_refusal(qp: &Qp, errno: Errno, reason: impl FnOnce() -> String) {
-    if let Some(check) = qp.ledger.check() {
-        contained(|| check.refused(&reason(), errno == Errno::NOMEM));
-    }
+/// Reports why a request is refused: to the option `strict`, else to the log. A queue that is full
+/// is a finding, but no refusal. To be called before the requests that precede it are published.
+#[cold]
+pub(super) fn refused(qp: &Qp, verb: &'static str, errno: Errno, reason: impl FnOnce() -> Reason) {
+    contained(|| {
+        if errno == Errno::NOMEM {
+            if let Some(check) = qp.ledger.check() {
+                check.refused(FULL, true);
+            }
+            return;
+        }
+        let refusal = reason().with(errno);
+        match qp.ledger.check() {
+            Some(check) => check.refused(&format!("ibv_{verb}: {refusal}"), false),
+            None => {
+                reported(verb, refusal);
+            }
+        }
+    });
 }

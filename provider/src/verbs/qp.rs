@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use urnic_config::Identity;
 use urnic_device::command::features;
 use urnic_device::vocabulary::{QpKind, QpState};
-use urnic_driver::{Attributes, Driver, QpAttr, QpCaps, QpInit, QpMask};
+use urnic_driver::{Attributes, Driver, QpAttr, QpCaps, QpInit, QpMask, Reason, Refusal};
 use urnic_presence::ChannelSender;
 use urnic_presence::fork::CreationProcess;
 use urnic_process::queue_lock::Lock;
@@ -79,11 +79,11 @@ pub(super) struct Parents<'a> {
 
 impl Qp {
     /// Creates a queue pair, and writes its actual capacities to `attr.cap`.
-    pub(super) fn make(parents: &Parents<'_>, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Errno> {
+    pub(super) fn make(parents: &Parents<'_>, attr: &mut ibv_qp_init_attr) -> Result<Box<Qp>, Refusal> {
         let &Parents { pd, srq, .. } = parents;
         faulted::call(pd.context().driver, "create_qp")?;
-        let cqs = parents.send_cq.zip(parents.recv_cq);
-        let (send_cq, recv_cq) = cqs.ok_or(Errno::INVAL)?;
+        let send_cq = parents.send_cq.ok_or(Reason::Null("send_cq").invalid())?;
+        let recv_cq = parents.recv_cq.ok_or(Reason::Null("recv_cq").invalid())?;
         let context = pd.context();
         let limits = context.driver.attributes();
         let kind = kind_of(attr.qp_type, context.driver.identity(), limits)?;
@@ -164,11 +164,17 @@ impl Qp {
         self.abi.get().cast()
     }
 
-    fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+    fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Refusal> {
         faulted::call(&self.membership.domain().driver, "modify_qp")?;
-        let mask = QpMask::from_bits(mask as u32).ok_or(Errno::INVAL)?;
+        let argument = "attr_mask";
+        let bits = u64::from(mask as u32 & !QpMask::all().bits());
+        let unknown = Reason::Bits { argument, bits }.with(Errno::OPNOTSUPP);
+        let mask = QpMask::from_bits(mask as u32).ok_or(unknown)?;
         let attr = device_attr(attr);
-        self.device.modify(&attr, mask)?;
+        self.device.modify(&attr, mask).map_err(|refusal| {
+            let to = QpState::from_raw(attr.state).filter(|_| mask.contains(QpMask::STATE));
+            Refusal { to, ..refusal }
+        })?;
         if mask.contains(QpMask::STATE) {
             probes::qp_state(self.device.qpn, attr.state);
         }
@@ -220,15 +226,23 @@ impl Qp {
 ///
 /// # Errors
 /// `EOPNOTSUPP` for a type that the device does not have, `EINVAL` for an unknown one.
-fn kind_of(qp_type: ibv_qp_type, identity: Identity, limits: &Attributes) -> Result<QpKind, Errno> {
+fn kind_of(qp_type: ibv_qp_type, identity: Identity, limits: &Attributes) -> Result<QpKind, Refusal> {
+    let only_roce = |kind| Err(Reason::OnlyRoce(kind).with(Errno::OPNOTSUPP));
     let has = |feature| identity.is_roce() && limits.features & feature != 0;
     match qp_type {
         IBV_QPT_RC => Ok(QpKind::ReliableConnected),
         IBV_QPT_UC if has(features::UNRELIABLE) => Ok(QpKind::UnreliableConnected),
         IBV_QPT_UD if has(features::DATAGRAMS) => Ok(QpKind::UnreliableDatagram),
+        IBV_QPT_UD if !identity.is_roce() => only_roce("UD"),
+        IBV_QPT_UC if !identity.is_roce() => only_roce("UC"),
         IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
-        | IBV_QPT_DRIVER => Err(Errno::OPNOTSUPP),
-        _ => Err(Errno::INVAL),
+        | IBV_QPT_DRIVER => Err(Errno::OPNOTSUPP.into()),
+        _ => Err(Reason::Invalid {
+            argument: "qp_type",
+            given: qp_type.into(),
+            valid: "the device has IBV_QPT_RC, 2, UC, 3, and UD, 4",
+        }
+        .invalid()),
     }
 }
 
@@ -298,7 +312,7 @@ fn public_part(pd: &Pd, attr: &ibv_qp_init_attr, device: &urnic_driver::Qp) -> v
 
 /// `ibv_create_qp(3)`: EOPNOTSUPP for a type that the device does not have, EINVAL beyond the
 /// device's limits.
-pub(super) fn create_qp(pd: &Pd, mut attr: Given<'_, ibv_qp_init_attr>) -> Result<Box<Qp>, Errno> {
+pub(super) fn create_qp(pd: &Pd, mut attr: Given<'_, ibv_qp_init_attr>) -> Result<Box<Qp>, Refusal> {
     let parents = Parents {
         pd,
         send_cq: attr.send_cq(),
@@ -309,7 +323,7 @@ pub(super) fn create_qp(pd: &Pd, mut attr: Given<'_, ibv_qp_init_attr>) -> Resul
 }
 
 /// `ibv_modify_qp(3)`.
-pub(super) fn modify_qp(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+pub(super) fn modify_qp(qp: &Qp, attr: &ibv_qp_attr, mask: c_int) -> Result<(), Refusal> {
     qp.modify(attr, mask)
 }
 
@@ -339,20 +353,22 @@ pub(super) fn query_qp(
 }
 
 /// `ibv_destroy_qp(3)`.
-pub(super) fn destroy_qp(qp: ToFree<Qp>) -> Result<(), Errno> {
+pub(super) fn destroy_qp(qp: ToFree<Qp>) -> Result<(), Refusal> {
     qp.destroy()?;
     qp.free();
     Ok(())
 }
 
 /// `ibv_attach_mcast(3)`: EINVAL for a queue pair of another kind than UD.
-pub(super) fn attach_mcast(qp: &Qp, gid: Option<Copied<ibv_gid>>) -> Result<(), Errno> {
-    qp.device.attach_multicast(&gid.ok_or(Errno::INVAL)?.0.raw)
+pub(super) fn attach_mcast(qp: &Qp, gid: Option<Copied<ibv_gid>>) -> Result<(), Refusal> {
+    qp.device
+        .attach_multicast(&gid.ok_or(Reason::Null("gid").invalid())?.0.raw)
 }
 
 /// `ibv_detach_mcast(3)`: EINVAL for a group that is not attached.
-pub(super) fn detach_mcast(qp: &Qp, gid: Option<Copied<ibv_gid>>) -> Result<(), Errno> {
-    qp.device.detach_multicast(&gid.ok_or(Errno::INVAL)?.0.raw)
+pub(super) fn detach_mcast(qp: &Qp, gid: Option<Copied<ibv_gid>>) -> Result<(), Refusal> {
+    qp.device
+        .detach_multicast(&gid.ok_or(Reason::Null("gid").invalid())?.0.raw)
 }
 
 /// The capacities of a queue pair. A queue pair with a shared receive queue has no receive
@@ -395,9 +411,10 @@ fn device_attr(attr: &ibv_qp_attr) -> QpAttr {
         state: attr.qp_state,
         cur_state: attr.cur_qp_state,
         path_mtu: attr.path_mtu,
-        rq_psn: attr.rq_psn,
-        sq_psn: attr.sq_psn,
-        dest_qpn: attr.dest_qp_num,
+        // Fields of 24 bits.
+        rq_psn: attr.rq_psn & 0xff_ffff,
+        sq_psn: attr.sq_psn & 0xff_ffff,
+        dest_qpn: attr.dest_qp_num & 0xff_ffff,
         qkey: attr.qkey,
         access: attr.qp_access_flags,
         pkey_index: attr.pkey_index,

@@ -9,13 +9,14 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use rustix::io::Errno;
 use urnic_device::wqe::Opcode;
+use urnic_driver::{Reason, Refusal};
 use urnic_process::queue_lock::Held;
 use urnic_rdma_core::*;
 use zerocopy::Unalign;
 
 use super::ah::Ah;
 use super::gated_sends::{Building, SendSide};
-use super::post::{report_refusal, takes_sends};
+use super::post::{refused, takes_sends};
 use super::qp::{Parents, Qp};
 use super::send_queue::{Entry, SendQueue};
 use crate::context::OpenContext;
@@ -46,19 +47,20 @@ const OF_RELIABLE: u64 = IBV_QP_EX_WITH_RDMA_READ
 pub(super) fn create_qp_ex(
     context: OpenContext,
     mut attr: Given<'_, ibv_qp_init_attr_ex>,
-) -> Result<Box<Qp>, Errno> {
+) -> Result<Box<Qp>, Refusal> {
     let given = |bit: u32| attr.comp_mask & bit != 0;
     let builds = given(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS);
+    let unsupported = Refusal::from(Errno::OPNOTSUPP);
     let plain = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     if attr.comp_mask & !plain != 0
         || given(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
         || builds && attr.send_ops_flags & !OPERATIONS != 0
         || builds && attr.qp_type != IBV_QPT_RC && attr.send_ops_flags & OF_RELIABLE != 0
     {
-        return Err(Errno::OPNOTSUPP);
+        return Err(unsupported);
     }
     let parents = Parents {
-        pd: attr.pd().ok_or(Errno::INVAL)?,
+        pd: attr.pd().ok_or(Reason::Null("pd").invalid())?,
         send_cq: attr.send_cq(),
         recv_cq: attr.recv_cq(),
         srq: attr.srq(),
@@ -75,7 +77,7 @@ pub(super) fn create_qp_ex(
     let release = context.release();
     // The position of the builder flag is unknown for a release that is unknown.
     if builds && release.is_none() {
-        return Err(Errno::OPNOTSUPP);
+        return Err(unsupported);
     }
     let mut qp = Qp::make(&parents, &mut basic)?;
     attr.cap = basic.cap;
@@ -239,9 +241,11 @@ fn wr_complete(to: Builder<'_>) -> c_int {
     let error = building.error;
     if let Some(errno) = error {
         queue.rewind(building.mark);
-        report_refusal(to.qp, errno, || {
-            let state = to.qp.device.last_state().verbs_name();
-            format!("ibv_wr_complete refused the requests since ibv_wr_start, in state {state}: {errno}")
+        refused(to.qp, "wr_complete", errno, || match to.qp.device.last_state() {
+            state if !takes_sends(state) => Reason::PostsNothing(state),
+            _ => Reason::Rule(
+                "a request since ibv_wr_start is not one of the queue pair's, or exceeds max_send_sge or max_inline_data",
+            ),
         });
     }
     to.finish(side);

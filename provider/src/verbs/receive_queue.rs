@@ -3,6 +3,7 @@
 //! its completion was polled. In a shared receive queue, whose completions go to several completion
 //! queues, a slot is free again when the device has taken its entry.
 
+use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,8 +19,13 @@ use super::ledger::Ledger;
 use crate::from_c::{Out, Request, Requests};
 use crate::guard::contained;
 use crate::probes;
+use crate::refusals::reported;
 use crate::strict::{self, Element, SharedCheck};
+use urnic_driver::Reason;
 use urnic_driver::rings::Ring;
+
+/// A queue has no room for a request.
+pub(super) const FULL: &str = "the queue is full: as many requests are outstanding as it has room for";
 
 /// The size of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,12 +178,42 @@ impl ReceiveQueue {
         let mut result = Ok(());
         while let Some(wr) = requests.take() {
             result = self.post(wr);
-            if result.is_err() {
+            if let Err(errno) = result {
+                self.refused(errno, requests.last_count());
                 requests.refused_at(bad);
                 break;
             }
         }
         (self.publish(), result)
+    }
+
+    /// Reports why a request of that many elements is refused, as [`post`](super::post) does.
+    #[cold]
+    fn refused(&self, errno: Errno, elements: c_int) {
+        let verb = if self.ledger.is_some() {
+            "post_recv"
+        } else {
+            "post_srq_recv"
+        };
+        let reason = Reason::Exceeds {
+            argument: "num_sge",
+            given: (elements as u32).into(),
+            limit: if self.ledger.is_some() {
+                "max_recv_sge"
+            } else {
+                "max_sge"
+            },
+            most: self.shape.max_sge.into(),
+        };
+        let check = self.ledger.as_ref().and_then(|ledger| ledger.check());
+        contained(|| match (errno, check) {
+            (Errno::NOMEM, Some(check)) => check.refused(FULL, false),
+            (Errno::NOMEM, None) => {}
+            (_, Some(check)) => check.refused(&format!("ibv_{verb}: {}", reason.with(errno)), false),
+            (_, None) => {
+                reported(verb, reason.with(errno));
+            }
+        });
     }
 
     /// The number of slots that were freed.

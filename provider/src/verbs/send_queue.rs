@@ -27,6 +27,7 @@ use crate::from_c::{Bind, Data, Operands, Request};
 use crate::guard::contained;
 use crate::probes;
 use crate::strict::{self, Element};
+use urnic_driver::Reason;
 use urnic_driver::rings::Ring;
 
 /// The maximum message length: 2 GiB.
@@ -509,30 +510,34 @@ impl SendQueue {
         }
     }
 
-    /// Why [`post`](Self::post) refuses a request with this error.
+    /// Why [`post`](Self::post) refuses a request although the queue has room.
     #[cold]
-    pub(super) fn why_refused(&self, wr: &ibv_send_wr, errno: Errno) -> String {
-        let count = wr.num_sge as u32;
-        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-        match errno {
-            Errno::NOMEM => format!(
-                "the send queue is full: {} requests are outstanding",
-                self.shape.slots
-            ),
-            _ if count > self.shape.max_sge => {
-                format!(
-                    "the request has {count} elements, and max_send_sge is {}",
-                    self.shape.max_sge
-                )
-            }
-            _ if inline => format!(
-                "the request is inline: that is for Sends and Writes of at most max_inline_data, {} B",
-                self.shape.max_inline
-            ),
-            _ => format!(
-                "the queue pair has no requests of opcode {} with send_flags {:#x} and {count} elements",
-                wr.opcode, wr.send_flags
-            ),
+    pub(super) fn why_refused(&self, wr: Request<'_, ibv_send_wr>) -> Reason {
+        let elements = wr.num_sge as u32;
+        let exceeds = |argument, given, limit, most: u32| Reason::Exceeds {
+            argument,
+            given,
+            limit,
+            most: most.into(),
+        };
+        let operation = wr.operation().map(|(opcode, _)| opcode);
+        let known = operation.is_some_and(|opcode| self.rules.has_opcode(opcode));
+        if known && elements > self.shape.max_sge {
+            return exceeds("num_sge", elements.into(), "max_send_sge", self.shape.max_sge);
+        }
+        if operation == Some(Opcode::Read) && elements > self.rules.max_sge_read {
+            return exceeds("num_sge", elements.into(), "max_sge_rd", self.rules.max_sge_read);
+        }
+        let inline = wr.inline_data(self.shape.max_sge);
+        let inline = inline.fold(0u64, |sum, piece| sum + piece.len() as u64);
+        if known && inline > self.shape.max_inline.into() {
+            let argument = "bytes with IBV_SEND_INLINE:";
+            return exceeds(argument, inline, "max_inline_data", self.shape.max_inline);
+        }
+        Reason::NoSuchRequest {
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            elements,
         }
     }
 }

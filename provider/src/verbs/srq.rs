@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use urnic_driver::Driver;
+use urnic_driver::{Driver, Reason, Refusal};
 use urnic_presence::ChannelSender;
 use urnic_presence::fork::CreationProcess;
 use urnic_process::queue_lock::Lock;
@@ -49,7 +49,7 @@ pointers! {
 impl Srq {
     /// Creates a shared receive queue, and writes its actual capacities to `attr`. A limit in
     /// `attr` is ignored (`ibv_create_srq(3)`).
-    fn make(pd: &Pd, attr: &mut ibv_srq_attr, srq_context: *mut c_void) -> Result<Box<Srq>, Errno> {
+    fn make(pd: &Pd, attr: &mut ibv_srq_attr, srq_context: *mut c_void) -> Result<Box<Srq>, Refusal> {
         let context = pd.context();
         faulted::call(context.driver, "create_srq")?;
         let place = Box::<Srq>::new_uninit();
@@ -112,7 +112,7 @@ impl Srq {
     }
 
     /// Destroys the queue. Waits until the program acknowledged its events.
-    fn destroy(&self) -> Result<(), Errno> {
+    fn destroy(&self) -> Result<(), Refusal> {
         self.device.destroy()?;
         if let Some(check) = &self.check {
             check.emptied();
@@ -135,33 +135,35 @@ impl Srq {
 }
 
 /// `ibv_create_srq(3)`: EINVAL beyond the device's limits.
-pub(super) fn create_srq(pd: &Pd, mut attr: Given<'_, ibv_srq_init_attr>) -> Result<Box<Srq>, Errno> {
+pub(super) fn create_srq(pd: &Pd, mut attr: Given<'_, ibv_srq_init_attr>) -> Result<Box<Srq>, Refusal> {
     let srq_context = attr.srq_context;
     Srq::make(pd, &mut attr.attr, srq_context)
 }
 
 /// `ibv_create_srq_ex(3)`: EOPNOTSUPP for any type but basic queues.
-pub(super) fn create_srq_ex(mut attr: Given<'_, ibv_srq_init_attr_ex>) -> Result<Box<Srq>, Errno> {
+pub(super) fn create_srq_ex(mut attr: Given<'_, ibv_srq_init_attr_ex>) -> Result<Box<Srq>, Refusal> {
     let given = |bit: u32| attr.comp_mask & bit != 0;
     if attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0
         || given(IBV_SRQ_INIT_ATTR_TYPE) && attr.srq_type != IBV_SRQT_BASIC
     {
-        return Err(Errno::OPNOTSUPP);
+        return Err(Errno::OPNOTSUPP.into());
     }
-    let pd = attr.pd().ok_or(Errno::INVAL)?;
+    let pd = attr.pd().ok_or(Reason::Null("pd").invalid())?;
     let srq_context = attr.srq_context;
     Srq::make(pd, &mut attr.attr, srq_context)
 }
 
 /// `ibv_modify_srq(3)`: arms the limit. Changing the size fails with EOPNOTSUPP: the device does
 /// not report support for it.
-pub(super) fn modify_srq(srq: &Srq, attr: Option<&ibv_srq_attr>, mask: c_int) -> Result<(), Errno> {
+pub(super) fn modify_srq(srq: &Srq, attr: Option<&ibv_srq_attr>, mask: c_int) -> Result<(), Refusal> {
     let mask = mask as u32;
-    if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
-        return Err(Errno::INVAL);
+    let unknown = mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT);
+    if unknown != 0 {
+        let (argument, bits) = ("srq_attr_mask", unknown.into());
+        return Err(Reason::Bits { argument, bits }.invalid());
     }
     if mask & IBV_SRQ_MAX_WR != 0 {
-        return Err(Errno::OPNOTSUPP);
+        return Err(Errno::OPNOTSUPP.into());
     }
     if mask & IBV_SRQ_LIMIT != 0 {
         srq.device.arm_limit(attr.ok_or(Errno::INVAL)?.srq_limit)?;
@@ -180,7 +182,7 @@ pub(super) fn query_srq(srq: &Srq, mut attr: Out<'_, ibv_srq_attr>) -> Result<()
 }
 
 /// `ibv_destroy_srq(3)`: EBUSY while a queue pair uses it.
-pub(super) fn destroy_srq(srq: ToFree<Srq>) -> Result<(), Errno> {
+pub(super) fn destroy_srq(srq: ToFree<Srq>) -> Result<(), Refusal> {
     srq.destroy()?;
     srq.free();
     Ok(())

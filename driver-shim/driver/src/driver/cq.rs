@@ -11,9 +11,10 @@ use urnic_device::cqe::CQE_LEN;
 use urnic_device::doorbell::Kind;
 use urnic_device::record::CqRecord;
 
-use super::{Cq, DoorbellWrite, Driver, Ring};
+use super::{Cq, DoorbellWrite, Driver, Qp, Ring};
 use crate::dma::{DmaMemory, RingPlacement};
 use crate::objects::Context;
+use crate::refusal::{Reason, Refusal, at_most, used_by};
 
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,15 +38,18 @@ impl Driver {
         cookie: u64,
         timed: bool,
         rings: &dyn RingPlacement,
-    ) -> Result<Arc<Cq>, Errno> {
+    ) -> Result<Arc<Cq>, Refusal> {
         self.check_usable()?;
-        let eq = self
-            .event_queues
-            .notifications(vector as usize)
-            .ok_or(Errno::INVAL)?;
-        if entries == 0 || entries > self.attributes.max_cqe {
-            return Err(Errno::INVAL);
-        }
+        let eq = self.event_queues.notifications(vector as usize);
+        let eq = eq.ok_or(
+            Reason::Invalid {
+                argument: "comp_vector",
+                given: vector.into(),
+                valid: "it must be less than num_comp_vectors",
+            }
+            .invalid(),
+        )?;
+        check_entries(entries, self.attributes.max_cqe)?;
         let target = self.objects.contexts.target(context, cookie)?;
         let log_size = entries.next_power_of_two().ilog2();
         let ring = self.pool().ring(CQE_LEN << log_size, rings)?;
@@ -75,6 +79,14 @@ impl Driver {
         self.objects.cqs.insert(cq.id, cq.clone(), target);
         Ok(cq)
     }
+}
+
+/// Checks the number of entries of a completion queue.
+fn check_entries(entries: u32, most: u32) -> Result<(), Refusal> {
+    if entries == 0 {
+        return Err(Reason::Rule("cqe is 0").invalid());
+    }
+    at_most("cqe", entries.into(), most.into())
 }
 
 /// A new ring for [`Cq::resize`].
@@ -111,11 +123,9 @@ impl Cq {
     /// # Errors
     /// `EINVAL` for zero entries, or more than the device supports; `ENOMEM` if no memory is left;
     /// `EIO` in a forked child.
-    pub fn new_ring(&self, entries: u32, rings: &dyn RingPlacement) -> Result<NewRing, Errno> {
+    pub fn new_ring(&self, entries: u32, rings: &dyn RingPlacement) -> Result<NewRing, Refusal> {
         self.driver.check_usable()?;
-        if entries == 0 || entries > self.driver.attributes.max_cqe {
-            return Err(Errno::INVAL);
-        }
+        check_entries(entries, self.driver.attributes.max_cqe)?;
         let log_size = entries.next_power_of_two().ilog2();
         let memory = self.driver.pool().ring(CQE_LEN << log_size, rings)?;
         Ok(NewRing { memory, log_size })
@@ -209,11 +219,13 @@ impl Cq {
     ///
     /// # Errors
     /// `EBUSY` while a queue pair uses the completion queue; `EIO` in a forked child.
-    pub fn destroy(&self) -> Result<(), Errno> {
+    pub fn destroy(&self) -> Result<(), Refusal> {
         self.driver.check_process()?;
-        self.driver.commands.destroy(Opcode::DestroyCq, self.id)?;
-        self.driver
-            .refuse_if_used(|qp| qp.cqs().0 == self.id || qp.cqs().1 == self.id)?;
+        let used = |errno| used_by("queue pairs", errno);
+        let destroyed = self.driver.commands.destroy(Opcode::DestroyCq, self.id);
+        destroyed.map_err(used)?;
+        let uses = |qp: &Qp| qp.cqs().0 == self.id || qp.cqs().1 == self.id;
+        self.driver.refuse_if_used(uses).map_err(used)?;
         // Waits for a notification that is being delivered.
         self.driver.objects.cqs.remove(self.id);
         Ok(())

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use urnic_device::command::{CreateQp, Handle, ModifyQp, Opcode, QpStatus, QueueHandle, modify};
 use urnic_device::doorbell::Kind;
 use urnic_device::record::QueueRecord;
-use urnic_device::vocabulary::{QpKind, QpState};
+use urnic_device::vocabulary::{Access, QpKind, QpState};
 use urnic_device::wqe::{self, BLOCK_LEN, DatagramAddress, MAX_INLINE, MAX_SGE, RecvHeader, Sge};
 
 use super::{Cq, DoorbellWrite, Driver, Qp, Srq};
@@ -18,6 +18,7 @@ use crate::command::ack_timeout_ms;
 use crate::dma::{DmaMemory, RingPlacement};
 use crate::gate::{Gate, Poster};
 use crate::objects::{Context, Pd};
+use crate::refusal::{MAX_INLINE as INLINE_LIMIT, Reason, Refusal, at_most};
 use crate::transition::{self, Rules};
 use urnic_cm::native::Peer;
 use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr, QpCaps, QpMask};
@@ -66,7 +67,7 @@ struct RingSizes {
 }
 
 impl RingSizes {
-    fn of(caps: QpCaps, kind: QpKind, driver: &Driver) -> Result<RingSizes, Errno> {
+    fn of(caps: QpCaps, kind: QpKind, driver: &Driver) -> Result<RingSizes, Refusal> {
         let limits = driver.attributes();
         // Operands in front of the list: the address of a datagram.
         let prefix = match kind {
@@ -75,13 +76,14 @@ impl RingSizes {
         };
         let max_sge = limits.max_sge.min(MAX_SGE as u32);
         let max_inline = limits.max_inline.min((MAX_INLINE - prefix) as u32);
-        if caps.max_send_wr > limits.max_qp_wr
-            || caps.max_recv_wr > limits.max_qp_wr
-            || caps.max_send_sge > max_sge
-            || caps.max_recv_sge > max_sge
-            || caps.max_inline > max_inline
-        {
-            return Err(Errno::INVAL);
+        for (argument, given, most) in [
+            ("max_send_wr", caps.max_send_wr, limits.max_qp_wr),
+            ("max_recv_wr", caps.max_recv_wr, limits.max_qp_wr),
+            ("max_send_sge", caps.max_send_sge, max_sge),
+            ("max_recv_sge", caps.max_recv_sge, max_sge),
+            (INLINE_LIMIT, caps.max_inline, max_inline),
+        ] {
+            at_most(argument, given.into(), most.into())?;
         }
         let sges = |n: u32| n.max(1) as usize * size_of::<Sge>();
         let blocks = wqe::blocks(prefix + sges(caps.max_send_sge).max(caps.max_inline as usize));
@@ -112,7 +114,7 @@ impl Driver {
     /// # Errors
     /// `EINVAL` beyond the device's limits; `ENOMEM` if no memory is left; the errors of listening,
     /// for the first queue pair and every 257th; `EIO` in a forked child.
-    pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Errno> {
+    pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<Qp>, Refusal> {
         self.check_usable()?;
         let sizes = RingSizes::of(init.caps, init.kind, self)?;
         let target = self.objects.contexts.target(init.context, init.cookie)?;
@@ -341,13 +343,14 @@ impl Qp {
     /// # Errors
     /// `EINVAL` for a transition that does not exist, attributes missing, superfluous or out of
     /// range, or an address without a route; `EIO` in a forked child; the errors of the device.
-    pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Errno> {
+    pub fn modify(&self, attr: &QpAttr, mask: QpMask) -> Result<(), Refusal> {
         self.driver.check_usable()?;
-        if mask.is_empty() {
+        let roce = self.driver.identity().is_roce();
+        // As drivers of RNICs do; the others check that the state has a transition to itself.
+        if mask.is_empty() && !roce {
             return Ok(());
         }
         let mut set = self.attr.lock();
-        let roce = self.driver.identity().is_roce();
         let from = match self.device_state()? {
             QpState::Rts if self.gate.is_draining() => QpState::Sqd,
             state => state,
@@ -362,13 +365,14 @@ impl Qp {
         let rules = Rules {
             identity: self.driver.identity(),
             kind: self.kind,
-            ird: limits.max_ird,
             ord: limits.max_ord,
         };
         let mask = self.own_attributes(from, attr, mask);
         let to = transition::check(&rules, from, attr, mask)?;
         let mut new = *set;
         new.take(attr, mask);
+        let most = u8::try_from(limits.max_ird).unwrap_or(u8::MAX);
+        new.max_dest_rd_atomic = new.max_dest_rd_atomic.min(most);
         let peer = match (from, to) {
             _ if self.kind == QpKind::UnreliableDatagram => None,
             (QpState::Init, QpState::Rtr) if roce && new.dest_qpn == MANAGER_QPN => {
@@ -376,7 +380,8 @@ impl Qp {
                 None
             }
             (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
-                Some(self.driver.local_host.peer(&new.av, new.dest_qpn, self.qpn)?)
+                let peer = self.driver.local_host.peer(&new.av, new.dest_qpn, self.qpn);
+                Some(peer.map_err(unreachable)?)
             }
             _ => None,
         };
@@ -546,7 +551,7 @@ impl Qp {
             qp: self.qid.into(),
             mask: bits.into(),
             state: (to as u32).into(),
-            access: (new.access & !transition::FLUSH).into(),
+            access: (new.access & Access::all().bits()).into(),
             ird: u32::from(new.max_dest_rd_atomic).into(),
             ord: u32::from(new.max_rd_atomic).into(),
             rnr_timeout_ms: 0.into(),
@@ -555,5 +560,19 @@ impl Qp {
             reserved: 0.into(),
         };
         self.driver.commands.run(Opcode::ModifyQp, &arguments)
+    }
+}
+
+/// The refusal of a peer's address; or another error.
+fn unreachable(errno: Errno) -> Refusal {
+    match errno {
+        Errno::INVAL => Reason::Rule(
+            "no peer is at ah_attr and dest_qp_num: see is_global, grh.sgid_index, grh.dgid, dlid",
+        )
+        .with(errno),
+        Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT => {
+            Reason::Rule("no route leads to ah_attr.grh.dgid").with(errno)
+        }
+        errno => errno.into(),
     }
 }

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::io::Errno;
 use urnic_device::command::{CreateSrq, ModifySrq, Opcode, QueueHandle};
 use urnic_device::doorbell::Kind;
 use urnic_device::record::QueueRecord;
@@ -13,6 +12,7 @@ use urnic_device::wqe::{MAX_SGE, RecvHeader, Sge};
 use super::{DoorbellWrite, Driver, Srq};
 use crate::dma::{DmaMemory, RingPlacement};
 use crate::objects::{Context, Pd};
+use crate::refusal::{Reason, Refusal, at_most, used_by};
 
 impl fmt::Debug for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,12 +35,14 @@ impl Driver {
         max_sge: u32,
         cookie: u64,
         rings: &dyn RingPlacement,
-    ) -> Result<Arc<Srq>, Errno> {
+    ) -> Result<Arc<Srq>, Refusal> {
         self.check_usable()?;
         let most_sge = self.attributes.max_sge.min(MAX_SGE as u32);
-        if max_wr == 0 || max_wr > self.attributes.max_srq_wr || max_sge > most_sge {
-            return Err(Errno::INVAL);
+        if max_wr == 0 {
+            return Err(Reason::Rule("max_wr is 0").invalid());
         }
+        at_most("max_wr", max_wr.into(), self.attributes.max_srq_wr.into())?;
+        at_most("max_sge", max_sge.into(), most_sge.into())?;
         let target = self.objects.contexts.target(context, cookie)?;
         let entries = max_wr.next_power_of_two();
         let elements = max_sge.max(1) as usize * size_of::<Sge>();
@@ -125,10 +127,16 @@ impl Srq {
     ///
     /// # Errors
     /// `EINVAL` for more requests than the queue has room for; `EIO` in a forked child.
-    pub fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
+    pub fn arm_limit(&self, limit: u32) -> Result<(), Refusal> {
         self.driver.check_usable()?;
         if limit > self.max_wr {
-            return Err(Errno::INVAL);
+            return Err(Reason::Exceeds {
+                argument: "srq_limit",
+                given: limit.into(),
+                limit: "max_wr",
+                most: self.max_wr.into(),
+            }
+            .invalid());
         }
         // Stored before the command: the event may come before the command completes.
         self.limit.store(limit, Ordering::Relaxed);
@@ -136,7 +144,8 @@ impl Srq {
             srq: self.id.into(),
             limit: limit.into(),
         };
-        self.driver.commands.run(Opcode::ModifySrq, &arguments)
+        self.driver.commands.run(Opcode::ModifySrq, &arguments)?;
+        Ok(())
     }
 
     /// Records that the event of the limit came.
@@ -148,10 +157,13 @@ impl Srq {
     ///
     /// # Errors
     /// `EBUSY` while a queue pair uses the shared receive queue; `EIO` in a forked child.
-    pub fn destroy(&self) -> Result<(), Errno> {
+    pub fn destroy(&self) -> Result<(), Refusal> {
         self.driver.check_process()?;
-        self.driver.commands.destroy(Opcode::DestroySrq, self.id)?;
-        self.driver.refuse_if_used(|qp| qp.srq() == Some(self.id))?;
+        let used = |errno| used_by("queue pairs", errno);
+        let destroyed = self.driver.commands.destroy(Opcode::DestroySrq, self.id);
+        destroyed.map_err(used)?;
+        let unused = self.driver.refuse_if_used(|qp| qp.srq() == Some(self.id));
+        unused.map_err(used)?;
         // Waits for an event that is being delivered.
         self.driver.objects.srqs.remove(self.id);
         Ok(())

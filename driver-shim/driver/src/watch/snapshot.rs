@@ -9,6 +9,8 @@ use urnic_device::cqe::Cqe;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};
 use urnic_presence::HwCounter;
 
+use crate::refusal::Refused;
+
 /// The state of one of a process's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -33,6 +35,9 @@ pub struct Snapshot {
     /// Completions in error that the program has polled, by operation and cause.
     #[serde(default)]
     pub failures: Vec<Failure>,
+    /// The last verb that a device of the process refused.
+    #[serde(default)]
+    pub last_refusal: Option<Refused>,
     /// The queue pairs, by number.
     pub queue_pairs: Vec<QueuePair>,
 }

@@ -25,7 +25,10 @@ fn attributes_and_addresses_come_from_the_device() {
 fn objects_in_use_cannot_be_destroyed() {
     let program = Program::new(&DRIVER);
     let qp = program.qp();
-    assert_eq!(program.cq.destroy(), Err(Errno::BUSY));
+    assert_eq!(
+        program.cq.destroy().map_err(|refusal| refusal.errno),
+        Err(Errno::BUSY)
+    );
     assert_eq!(DRIVER.free_pd(&program.pd), Err(Errno::BUSY));
     qp.qp.destroy().unwrap();
     program.close();
@@ -39,6 +42,7 @@ fn completion_queue_limits_are_checked() {
         DRIVER
             .create_cq(&context, entries, vector, 0, true, &Anywhere)
             .map(|cq| cq.destroy().unwrap())
+            .map_err(|refusal| refusal.errno)
     };
     assert_eq!(make(0, 0), Err(Errno::INVAL));
     assert_eq!(make(attributes.max_cqe + 1, 0), Err(Errno::INVAL));
@@ -64,7 +68,7 @@ fn queue_pairs_are_at_least_as_large_as_requested() {
             cookie: 0,
             rings: &Anywhere,
         };
-        DRIVER.create_qp(&init)
+        DRIVER.create_qp(&init).map_err(|refusal| refusal.errno)
     };
     let most = QpCaps {
         max_send_wr: attributes.max_qp_wr,
@@ -128,13 +132,11 @@ fn a_new_queue_pair_is_in_init_and_reaches_rts() {
     );
     let attr = a.attr(&DRIVER, 0, (a.qp.qpn ^ 1, 1));
     let go = |state: QpState, mask: QpMask| {
-        a.qp.modify(
-            &QpAttr {
-                state: state as u32,
-                ..attr
-            },
-            mask,
-        )
+        let attr = QpAttr {
+            state: state as u32,
+            ..attr
+        };
+        a.qp.modify(&attr, mask).map_err(|refusal| refusal.errno)
     };
     assert_eq!(a.qp.modify(&attr, QpMask::empty()), Ok(()));
     assert_eq!(go(QpState::Rtr, mask(QpState::Rtr)), Err(Errno::INVAL));
@@ -184,7 +186,8 @@ fn addresses_without_a_peer_are_invalid() {
             ..bad
         };
         assert_eq!(
-            a.qp.modify(&bad, mask(QpState::Rtr)),
+            a.qp.modify(&bad, mask(QpState::Rtr))
+                .map_err(|refusal| refusal.errno),
             Err(Errno::INVAL),
             "{bad:?}"
         );

@@ -119,13 +119,16 @@ fn a_child_has_no_device_and_can_open_one() {
         let old = &parent.driver;
         assert_eq!(old.alloc_pd().err(), dead);
         assert_eq!(
-            old.create_cq(&parent.context, 16, 0, 0, true, &Anywhere).err(),
+            old.create_cq(&parent.context, 16, 0, 0, true, &Anywhere)
+                .err()
+                .map(|refusal| refusal.errno),
             dead
         );
         assert_eq!(a.qp.query().err(), dead);
-        assert_eq!(a.qp.modify(&QpAttr::default(), QpMask::STATE).err(), dead);
+        let changed = a.qp.modify(&QpAttr::default(), QpMask::STATE);
+        assert_eq!(changed.map_err(|refusal| refusal.errno).err(), dead);
         assert_eq!(a.qp.destroy().err(), dead);
-        assert_eq!(parent.cq.destroy().err(), dead);
+        assert_eq!(parent.cq.destroy().map_err(|refusal| refusal.errno).err(), dead);
         old.ring(a.qp.send_doorbell(1));
         old.ring(a.qp.receive_doorbell(1));
         parent.arm(0);

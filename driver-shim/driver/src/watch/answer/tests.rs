@@ -147,6 +147,7 @@ fn snapshot(name: &str, count: u64) -> Snapshot {
             };
             2
         ],
+        last_refusal: None,
         queue_pairs: vec![QueuePair {
             qpn: u32::MAX,
             state: name.to_owned(),

@@ -9,7 +9,7 @@ use std::path::Path;
 use urnic_sys::loader::{Containing, base_of, file_of};
 
 /// Most frames of a place.
-pub(super) const MOST_FRAMES: usize = 24;
+pub(crate) const MOST_FRAMES: usize = 24;
 /// Most frames of a handler of signals, up to the kernel's.
 const MOST_OF_HANDLER: usize = 16;
 /// Frames that a line of the log shows.
@@ -63,7 +63,7 @@ impl CallSite {
     }
 
     /// The place with these addresses, from [`of_interrupted`].
-    pub(super) fn of_addresses(addresses: Vec<usize>) -> CallSite {
+    pub(crate) fn of_addresses(addresses: Vec<usize>) -> CallSite {
         CallSite { addresses }
     }
 
@@ -97,7 +97,7 @@ impl CallSite {
     }
 
     /// Whether librdmacm called the verb.
-    pub(super) fn is_in_librdmacm(&self) -> bool {
+    pub(crate) fn is_in_librdmacm(&self) -> bool {
         let ours = own_base();
         let objects = self
             .addresses
@@ -126,7 +126,7 @@ impl Frames {
     }
 
     /// All frames, for suppressions, which may name a function of a library.
-    pub(super) fn all(&self) -> &[String] {
+    pub(crate) fn all(&self) -> &[String] {
         &self.all
     }
 }
@@ -170,7 +170,7 @@ fn object_of(address: usize) -> Option<Containing> {
 /// most [`MOST_FRAMES`]. For the handler of the signal: allocates nothing. (Before glibc 2.35 the
 /// unwinder takes the loader's lock, which the thread itself may hold.) Where the stack cannot be
 /// walked, the instruction's is the only address.
-pub(super) fn of_interrupted(pc: usize, mut take: impl FnMut(usize)) {
+pub(crate) fn of_interrupted(pc: usize, mut take: impl FnMut(usize)) {
     // Other frames have the address after their call.
     take(pc.wrapping_add(1));
     let (mut taken, mut is_interrupted, mut of_handler) = (1, false, 0);
