@@ -6,7 +6,7 @@ use super::answer::{Answer, count, done, handle, ok};
 use crate::datagram::DatagramParams;
 use crate::events::{Effects, EventQueue};
 use crate::host::Record;
-use crate::memory::{DomainUse, Invalidable};
+use crate::memory::DomainUse;
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::runtime::{Core, PageUser, Uar};
@@ -293,7 +293,7 @@ impl Job<'_> {
         let arguments: CreateQp = self.arguments();
         let core = self.core;
         let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument)?;
-        let (invalidable, blocks_own_multicast) = parse_rules(arguments.rules.get())?;
+        let (infiniband, blocks_own_multicast) = parse_rules(arguments.rules.get())?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).ok_or(Status::InvalidHandle)?;
         let find_cq = |id| core.cqs.find(id).ok_or(Status::InvalidHandle);
@@ -318,7 +318,7 @@ impl Job<'_> {
                 },
                 pd,
                 extensions: core.config.rfc7306,
-                invalidable,
+                infiniband,
                 unreliable: kind == QpKind::UnreliableConnected,
                 last_first: core.config.last_first,
             };
@@ -446,15 +446,12 @@ impl Job<'_> {
     }
 }
 
-/// The rules of a queue pair ([`create_qp`]): what may be invalidated through it, and whether it
-/// does not receive its own multicast.
-fn parse_rules(rules: u32) -> Result<(Invalidable, bool), Status> {
-    if rules & !(create_qp::INVALIDATE_OWN_WINDOWS_ONLY | create_qp::BLOCK_OWN_MULTICAST) != 0 {
+/// The rules of a queue pair ([`create_qp`]): whether its errors are those of InfiniBand, and
+/// whether it does not receive its own multicast.
+fn parse_rules(rules: u32) -> Result<(bool, bool), Status> {
+    let has = |rule| rules & rule != 0;
+    if has(!(create_qp::INFINIBAND | create_qp::BLOCK_OWN_MULTICAST)) {
         return Err(Status::InvalidArgument);
     }
-    let invalidable = match rules & create_qp::INVALIDATE_OWN_WINDOWS_ONLY {
-        0 => Invalidable::All,
-        _ => Invalidable::OwnWindows,
-    };
-    Ok((invalidable, rules & create_qp::BLOCK_OWN_MULTICAST != 0))
+    Ok((has(create_qp::INFINIBAND), has(create_qp::BLOCK_OWN_MULTICAST)))
 }
