@@ -140,12 +140,11 @@ impl Driver {
     /// range in which memory may appear. A region of no bytes needs no memory.
     fn map(&self, addr: *mut c_void, len: usize, base: u64, access: Access) -> Result<Mapped, Errno> {
         base.checked_add(len as u64).ok_or(Errno::INVAL)?;
-        if access.contains(Access::ON_DEMAND) {
-            if self.attributes().features & features::ON_DEMAND == 0 {
-                return Err(Errno::OPNOTSUPP);
-            }
+        let on_demand = access.contains(Access::ON_DEMAND);
+        if on_demand && self.attributes().features & features::ON_DEMAND == 0 {
+            return Err(Errno::OPNOTSUPP);
         }
-        if access.contains(Access::ON_DEMAND) || len == 0 {
+        if on_demand || len == 0 {
             return Ok(Mapped {
                 dma: Mapping::Contiguous(addr.expose_provenance() as u64),
                 len,
