@@ -119,7 +119,8 @@ pub struct Identity {
     pub pd: u32,
     /// Whether RFC 7306 messages are understood; without, they are unexpected opcodes.
     pub extensions: bool,
-    /// Errors are those of InfiniBand ([`INFINIBAND`](urnic_device::command::create_qp::INFINIBAND)).
+    /// Errors are those of InfiniBand
+    /// ([`INFINIBAND`](urnic_device::command::create_qp::INFINIBAND)).
     pub infiniband: bool,
     /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
     pub unreliable: bool,
