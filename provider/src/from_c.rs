@@ -24,8 +24,9 @@ use urnic_driver::Refusal;
 use urnic_rdma_core::{
     IBV_SEND_INLINE, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_BIND_MW,
     IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
-    IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ah, ibv_data_buf, ibv_mw_bind_info, ibv_recv_wr,
-    ibv_send_wr, ibv_send_wr_atomic, ibv_send_wr_bind_mw, ibv_send_wr_rdma, ibv_sge,
+    IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ah, ibv_context, ibv_cq, ibv_data_buf, ibv_mw,
+    ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_send_wr_atomic, ibv_send_wr_bind_mw,
+    ibv_send_wr_rdma, ibv_sge, ibv_srq, verbs_cq, verbs_qp, verbs_srq,
 };
 use zerocopy::Unalign;
 
@@ -427,8 +428,8 @@ pub(crate) struct Requests<'a, T> {
 }
 
 /// A list of work requests as `ibv_post_send(3)` or `ibv_post_recv(3)` takes it, at any addresses:
-/// each has the fields that its opcode requires, an element list that can be read, and null or the
-/// next request. No thread changes the list during the call.
+/// each has the fields that its opcode requires, with null or a live window, an element list that
+/// can be read, and null or the next request. No thread changes the list during the call.
 impl<T> FromC<*mut T> for Requests<'_, T> {
     #[inline(always)]
     unsafe fn from_c(first: *mut T) -> Self {
@@ -523,6 +524,12 @@ pub(crate) enum Operands {
     Invalidate,
 }
 
+/// The key of a window after a bind: the program chooses the low byte only, and other bits of
+/// `rkey` have no meaning.
+pub(crate) fn key_of(window: &ibv_mw, rkey: u32) -> u32 {
+    window.rkey & !0xff | rkey & 0xff
+}
+
 /// The memory of a window.
 #[derive(Clone, Copy)]
 pub(crate) struct Bind {
@@ -581,9 +588,10 @@ impl<'a> Request<'a, ibv_send_wr> {
                 IBV_WR_ATOMIC_FETCH_AND_ADD => (Opcode::FetchAdd, Operands::Atomic(self.wr.atomic)),
                 IBV_WR_LOCAL_INV => (Opcode::LocalInv, Operands::Invalidate),
                 IBV_WR_BIND_MW => {
-                    let ibv_send_wr_bind_mw { rkey, bind_info, .. } = self.extra.bind_mw;
+                    let ibv_send_wr_bind_mw { mw, rkey, bind_info } = self.extra.bind_mw;
+                    let window: Option<&ibv_mw> = FromC::from_c(mw);
                     let memory = Bind::from_c(&raw const bind_info);
-                    (Opcode::BindMw, Operands::Bind(rkey, memory))
+                    (Opcode::BindMw, Operands::Bind(key_of(window?, rkey), memory))
                 }
                 _ => return None,
             }
@@ -629,6 +637,30 @@ impl<T> SharedWithC<T> {
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
+}
+
+/// Defines functions that read a field of a structure which libibverbs and the program also write.
+macro_rules! fields {
+    ($($shared:ty as $object:ty: $field:ident -> $ty:ty;)*) => { $(
+        impl SharedWithC<$shared> {
+            /// The field of this name, which the program may have changed.
+            pub(crate) fn $field(&self) -> $ty {
+                // SAFETY: the structure is live and begins with the object. The program does not
+                // write the field during a verb.
+                unsafe { (*self.get().cast::<$object>()).$field }
+            }
+        }
+    )* };
+}
+
+fields! {
+    ibv_pd as ibv_pd: handle -> u32;
+    ibv_mw as ibv_mw: handle -> u32;
+    verbs_cq as ibv_cq: handle -> u32;
+    verbs_cq as ibv_cq: context -> *mut ibv_context;
+    verbs_qp as ibv_qp: handle -> u32;
+    verbs_srq as ibv_srq: handle -> u32;
+    verbs_srq as ibv_srq: context -> *mut ibv_context;
 }
 
 /// An object that the program destroys. The verb frees it, or leaves it alive if it fails.

@@ -124,11 +124,16 @@ static void failures(struct ibv_qp *qp)
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
 	wr.wr.rdma.remote_addr = theirs.address;
 	wr.wr.rdma.rkey = theirs.rkey;
-	enum ibv_wr_opcode absent[] = { IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP };
-	for (int i = 0; i < 3; i++) {
+	enum ibv_wr_opcode absent[] = { IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP,
+					IBV_WR_SEND_WITH_INV };
+	for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
 		wr.opcode = absent[i];
-		if (ibv_post_send(qp, &wr, &bad) != EINVAL)
-			die("opcode %d was accepted", absent[i]);
+		ZERO(ibv_post_send(qp, &wr, &bad));
+		enum ibv_wc_status status = next_wc(cq).status;
+		if (status != IBV_WC_LOC_QP_OP_ERR)
+			die("opcode %d: %s", absent[i], ibv_wc_status_str(status));
+		is_in(qp, IBV_QPS_SQE);
+		to_state(qp, IBV_QPS_RTS);
 	}
 	if (!is_client) {
 		post_recv(qp, mr, INBOX, 64, 20);

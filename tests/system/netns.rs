@@ -1,5 +1,6 @@
 //! Two hosts: network namespaces with a veth between them.
 
+use rustix::io::Errno;
 use rustix::process::Signal;
 use urnic_tests::netns::Netns;
 use urnic_tests::program::Program;
@@ -53,6 +54,30 @@ fn perftest_between_two_hosts() {
     let netns = or_skip!(Netns::pair());
     for name in ["ib_send_bw", "ib_write_lat", "ib_read_bw"] {
         between(&netns, &Program::new(name).line("-F -n 500"), "10.77.0.1").succeeds();
+    }
+}
+
+#[test]
+fn a_roce_nic_names_only_peers_that_it_reaches() {
+    const NETUNREACH: i32 = Errno::NETUNREACH.raw_os_error();
+    const HOSTUNREACH: i32 = Errno::HOSTUNREACH.raw_os_error();
+    const TIMEDOUT: i32 = Errno::TIMEDOUT.raw_os_error();
+    let netns = or_skip!(Netns::pair());
+    let program = Program::new(or_skip!(compiled("reach")));
+    netns[1].ip("route add unreachable 10.78.0.0/16");
+    netns[1].ip("route add 10.79.0.0/16 via 10.77.0.98");
+    let cases = [
+        ("10.77.0.1", 0),
+        ("10.77.0.2", 0),
+        ("10.77.0.99", TIMEDOUT),
+        ("10.79.0.1", TIMEDOUT),
+        ("10.78.0.1", HOSTUNREACH),
+        ("198.51.100.1", NETUNREACH),
+    ];
+    for (identity, checks) in [("roce", true), ("iwarp", false)] {
+        let cases = cases.map(|(address, errno)| format!("{address} {}", if checks { errno } else { 0 }));
+        let program = program.clone().env("URNIC_IDENTITY", identity);
+        netns[1].program(program.line(&cases.join(" "))).run().success();
     }
 }
 

@@ -421,8 +421,8 @@ pub(super) fn dereg_mr(mr: ToFree<Mr>) -> Result<(), Refusal> {
 
 /// `ibv_advise_mr(3)`: EOPNOTSUPP for advice other than prefetching, and for a region that is not
 /// on demand; EINVAL for unknown flags; else the errors of
-/// [`asked`](crate::file::domain::Places::asked). Pages that cannot be loaded are an error only with
-/// the flush flag: otherwise each later access detects the fault.
+/// [`asked`](crate::file::domain::Places::asked). Pages that cannot be loaded are an error only
+/// with the flush flag: otherwise each later access detects the fault.
 pub(super) fn advise_mr(
     pd: &Pd,
     advice: c_int,

@@ -9,7 +9,7 @@ use urnic_tests::target_process::{
 };
 use urnic_tests::ulpdu::{invalidating, read_request, send, tagged, untagged, write};
 
-use super::{ALL_FLUSHED, Scene};
+use super::{ALL_FLUSHED, INVALIDATION_REFUSED, Scene};
 
 /// Completions of receives of which one took an invalid message, and the others none.
 fn first(status: u64) -> Vec<(u64, u64)> {
@@ -541,7 +541,8 @@ fn sec_01_another_domains_stag_cannot_be_used() {
     let (stag, at) = (scene.target.stag("foreign"), scene.target.buffer());
     scene.refuses(0x1102, &[write(stag, at, b"abcd")]);
     scene.refuses(0x0103, &[read_request(1, stag, at, 4)]);
-    scene.refuses(0x0109, &[invalidating(0x41, 0x44, stag, 0, 1, 0, b"hello")]);
+    let message = invalidating(0x41, 0x44, stag, 0, 1, 0, b"hello");
+    scene.refuses_after(0x0109, &[message], &INVALIDATION_REFUSED);
     scene.ends();
 }
 

@@ -45,6 +45,14 @@ const ALL_FLUSHED: [(u64, u64); 4] = [
     (3, status::FLUSHED),
 ];
 
+/// The completions of a link whose first message was to invalidate an STag, and may not.
+const INVALIDATION_REFUSED: [(u64, u64); 4] = [
+    (0, status::REM_INV_REQ_ERR),
+    (1, status::FLUSHED),
+    (2, status::FLUSHED),
+    (3, status::FLUSHED),
+];
+
 /// A target, and one connection of it that no test misuses.
 struct Scene {
     target: TargetProcess,

@@ -11,7 +11,7 @@ use urnic_tests::ulpdu::{
     terminate, untagged, write,
 };
 
-use super::{ALL_FLUSHED, Scene};
+use super::{ALL_FLUSHED, INVALIDATION_REFUSED, Scene};
 
 /// The content of the buffer.
 fn buffer() -> Vec<u8> {
@@ -533,9 +533,9 @@ fn rdm_s_04_an_stag_that_cannot_be_invalidated_terminates() {
     );
     for opcode in [0x44, 0x46] {
         // Unknown; of another domain; and (SEC-03) one that several streams share.
-        scene.refuses(0x0209, &[invalidate(opcode, no_stag)]);
-        scene.refuses(0x0109, &[invalidate(opcode, foreign)]);
-        scene.refuses(0x0209, &[invalidate(opcode, all)]);
+        for (error, stag) in [(0x0209, no_stag), (0x0109, foreign), (0x0209, all)] {
+            scene.refuses_after(error, &[invalidate(opcode, stag)], &INVALIDATION_REFUSED);
+        }
     }
     let mut link = scene.target.link(Role::Responder);
     let at = scene.target.buffer();

@@ -189,7 +189,7 @@ impl Driver {
     /// Architecture Specification.
     fn rules(&self, init: &QpInit<'_>) -> u32 {
         let rules = [
-            (self.identity().is_roce(), create_qp::INVALIDATE_OWN_WINDOWS_ONLY),
+            (self.identity().is_roce(), create_qp::INFINIBAND),
             (init.blocks_own_multicast, create_qp::BLOCK_OWN_MULTICAST),
         ];
         let given = rules.into_iter().filter(|(given, _)| *given);

@@ -6,7 +6,7 @@ use super::answer::{Answer, Check as _, Refused, argument, count, done, handle, 
 use crate::datagram::DatagramParams;
 use crate::events::{Effects, EventQueue};
 use crate::host::Record;
-use crate::memory::{DomainUse, Invalidable};
+use crate::memory::DomainUse;
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::runtime::{Core, PageUser, Uar};
@@ -319,7 +319,7 @@ impl Job<'_> {
         let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument);
         let kind = kind.of(argument!(CreateQp.kind))?;
         let rules = parse_rules(arguments.rules.get());
-        let (invalidable, blocks_own_multicast) = rules.of(argument!(CreateQp.rules))?;
+        let (infiniband, blocks_own_multicast) = rules.of(argument!(CreateQp.rules))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
         let send_cq = core.cqs.find(arguments.send_cq.get());
@@ -344,7 +344,7 @@ impl Job<'_> {
                 },
                 pd,
                 extensions: core.config.rfc7306,
-                invalidable,
+                infiniband,
                 unreliable: kind == QpKind::UnreliableConnected,
                 last_first: core.config.last_first,
             };
@@ -483,15 +483,12 @@ impl Job<'_> {
     }
 }
 
-/// The rules of a queue pair ([`create_qp`]): what may be invalidated through it, and whether it
-/// does not receive its own multicast.
-fn parse_rules(rules: u32) -> Result<(Invalidable, bool), Status> {
-    if rules & !(create_qp::INVALIDATE_OWN_WINDOWS_ONLY | create_qp::BLOCK_OWN_MULTICAST) != 0 {
+/// The rules of a queue pair ([`create_qp`]): whether its errors are those of InfiniBand, and
+/// whether it does not receive its own multicast.
+fn parse_rules(rules: u32) -> Result<(bool, bool), Status> {
+    let has = |rule| rules & rule != 0;
+    if has(!(create_qp::INFINIBAND | create_qp::BLOCK_OWN_MULTICAST)) {
         return Err(Status::InvalidArgument);
     }
-    let invalidable = match rules & create_qp::INVALIDATE_OWN_WINDOWS_ONLY {
-        0 => Invalidable::All,
-        _ => Invalidable::OwnWindows,
-    };
-    Ok((invalidable, rules & create_qp::BLOCK_OWN_MULTICAST != 0))
+    Ok((has(create_qp::INFINIBAND), has(create_qp::BLOCK_OWN_MULTICAST)))
 }

@@ -240,7 +240,7 @@ pub enum Invalidable {
     /// Regions and windows of its domain (RFC 5040 §8.1.1).
     All,
     /// Windows of type 2 that are bound to it
-    /// ([`INVALIDATE_OWN_WINDOWS_ONLY`](urnic_device::command::create_qp::INVALIDATE_OWN_WINDOWS_ONLY)).
+    /// ([`INFINIBAND`](urnic_device::command::create_qp::INFINIBAND)).
     OwnWindows,
 }
 

@@ -303,7 +303,7 @@ impl Responder {
             // All segments of a message name the same STag (RFC 5041 §4.3). The STag of the last
             // segment counts.
             let stag = header.rsvd_ulp_word;
-            let what = env.qp.invalidable;
+            let what = env.qp.invalidable();
             let done = env
                 .memory_to_revoke()
                 .invalidate(stag, env.qp.accessor(), InvalidateBy::Peer, what);

@@ -119,8 +119,9 @@ pub struct Identity {
     pub pd: u32,
     /// Whether RFC 7306 messages are understood; without, they are unexpected opcodes.
     pub extensions: bool,
-    /// What may be invalidated through the queue pair.
-    pub invalidable: Invalidable,
+    /// Errors are those of InfiniBand
+    /// ([`INFINIBAND`](urnic_device::command::create_qp::INFINIBAND)).
+    pub infiniband: bool,
     /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
     pub unreliable: bool,
     /// [`ModelConfig::last_first`](crate::ModelConfig::last_first).
@@ -128,6 +129,14 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// What may be invalidated through the queue pair.
+    pub(crate) fn invalidable(&self) -> Invalidable {
+        match self.infiniband {
+            false => Invalidable::All,
+            true => Invalidable::OwnWindows,
+        }
+    }
+
     /// The accessor for memory accesses of this queue pair, and of its peer.
     #[inline]
     pub(crate) fn accessor(&self) -> Accessor {

@@ -19,10 +19,12 @@ pub mod cq {
 
 /// Bits of `CreateQp::rules`.
 pub mod create_qp {
-    /// Only windows of kind 2 that are bound to the queue pair can be invalidated through it, by a
-    /// work request or by the peer (InfiniBand Architecture Specification vol. 1, o10-37.2.26). A
-    /// work request that would invalidate something else completes with `MwBindErr`.
-    pub const INVALIDATE_OWN_WINDOWS_ONLY: u32 = 1;
+    /// Errors are as the InfiniBand Architecture Specification has them. Only windows of kind 2
+    /// that are bound to the queue pair can be invalidated through it, by a work request or by the
+    /// peer (vol. 1, o10-37.2.26); a work request that would invalidate something else completes
+    /// with `MwBindErr`. With `PEER_MAY_CLOSE`, a Terminate by which the peer reports an error of
+    /// its own (0/0/00, no header) does not end the queue pair: the peer's FIN follows.
+    pub const INFINIBAND: u32 = 1;
     /// Kind UD: the queue pair does not receive what it sent to a group itself.
     pub const BLOCK_OWN_MULTICAST: u32 = 2;
 }

@@ -329,7 +329,8 @@ impl Engine {
         }
         // The peer failed by an error of its own, and its FIN follows. A peer for InfiniBand would
         // only fall silent, and this queue pair would go on.
-        if received.is_of_peer_itself() && self.peer_may_close && self.state != QpState::Sqd {
+        let only_ends = env.qp.infiniband && self.peer_may_close && self.state != QpState::Sqd;
+        if only_ends && received.is_of_peer_itself() {
             explain::refused_there(&received, &self.rdmap.requester, env, stream);
             if let Some(Llp::Mpa(mpa)) = &mut self.llp {
                 // Nothing follows a Terminate.

@@ -284,7 +284,7 @@ impl Requester {
     /// Invalidates a STag for a work request. A NIC for RoCE reports a refusal as it does that of a
     /// bind.
     pub(super) fn invalidate(&self, stag: u32, env: &Env<'_>) -> Result<(), WcStatus> {
-        let what = env.qp.invalidable;
+        let what = env.qp.invalidable();
         env.memory_to_revoke()
             .invalidate(stag, env.qp.accessor(), InvalidateBy::Local, what)
             .map_err(|_| match what {

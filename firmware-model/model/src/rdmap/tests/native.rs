@@ -19,12 +19,11 @@ const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 const LOSS_GRACE: Duration = Duration::from_millis(500);
 
 fn native_pair() -> Pair {
-    let mut pair = Pair::with(
-        &Shape::default(),
-        Conditions::default(),
-        native(true),
-        native(false),
-    );
+    native_pair_of(&Shape::default())
+}
+
+fn native_pair_of(shape: &Shape) -> Pair {
+    let mut pair = Pair::with(shape, Conditions::default(), native(true), native(false));
     pair.run_now();
     pair
 }
@@ -256,21 +255,30 @@ fn an_orderly_fin_flushes_receives_after_the_grace_period() {
 }
 
 #[test]
-fn a_local_error_of_the_peer_is_only_its_end() {
-    let mut pair = native_pair();
-    pair.b.post_recv(1, &[]);
-    pair.a.post(&Work::send(2).sge(sge(0, 8, 0x9999)));
-    pair.run_now();
-    assert_eq!(pair.a.sent(), [(2, WcStatus::LocProtErr)]);
-    assert_eq!(pair.a.engine.state(), QpState::Err);
-    assert_eq!(pair.b.count(Counter::RxTerminates), 1);
-    assert_eq!(pair.b.engine.state(), QpState::Rts);
-    assert!(pair.b.received().is_empty() && pair.b.faults().is_empty());
-    pair.b.post(&Work::send(3));
-    pair.run_now();
-    pair.advance(LOSS_GRACE);
-    pair.run_now();
-    assert_eq!(pair.b.sent(), [(3, WcStatus::RetryExcErr)]);
+fn a_local_error_of_the_peer_is_only_its_end_for_infiniband() {
+    for infiniband in [true, false] {
+        let mut pair = native_pair_of(&Shape {
+            infiniband,
+            ..Shape::default()
+        });
+        pair.b.post_recv(1, &[]);
+        pair.a.post(&Work::send(2).sge(sge(0, 8, 0x9999)));
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(2, WcStatus::LocProtErr)]);
+        assert_eq!(pair.a.engine.state(), QpState::Err);
+        assert_eq!(pair.b.count(Counter::RxTerminates), 1);
+        if !infiniband {
+            assert_eq!(pair.b.engine.state(), QpState::Err);
+            continue;
+        }
+        assert_eq!(pair.b.engine.state(), QpState::Rts);
+        assert!(pair.b.received().is_empty() && pair.b.faults().is_empty());
+        pair.b.post(&Work::send(3));
+        pair.run_now();
+        pair.advance(LOSS_GRACE);
+        pair.run_now();
+        assert_eq!(pair.b.sent(), [(3, WcStatus::RetryExcErr)]);
+    }
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl Node {
             label: 0x1234,
             pd,
             extensions: shape.extensions,
-            invalidable: shape.invalidable,
+            infiniband: shape.infiniband,
             unreliable: shape.unreliable,
             last_first: false,
         };

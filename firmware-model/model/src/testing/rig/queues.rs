@@ -2,7 +2,6 @@
 
 use super::host::{Anywhere, Block};
 use crate::host::Record;
-use crate::memory::Invalidable;
 use crate::queues::{CompletionQueue, ReceiveQueue, SharedReceiveQueue};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -147,7 +146,7 @@ pub(crate) struct Shape {
     pub(crate) access: Access,
     pub(crate) extensions: bool,
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
-    pub(crate) invalidable: Invalidable,
+    pub(crate) infiniband: bool,
     /// Kind UC.
     pub(crate) unreliable: bool,
 }
@@ -162,7 +161,7 @@ impl Default for Shape {
             access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
             extensions: true,
             shared: None,
-            invalidable: Invalidable::All,
+            infiniband: false,
             unreliable: false,
         }
     }
