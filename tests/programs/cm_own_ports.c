@@ -33,8 +33,10 @@ static struct rdma_cm_id *listens(struct rdma_event_channel *channel, enum rdma_
 static void is_taken(struct rdma_event_channel *channel, enum rdma_port_space space, in_port_t port)
 {
 	struct rdma_cm_id *id;
+	struct in6_addr *v6 = &((struct sockaddr_in6 *)&address)->sin6_addr;
+	bool any = address.ss_family == AF_INET ? !((struct sockaddr_in *)&address)->sin_addr.s_addr : IN6_IS_ADDR_UNSPECIFIED(v6);
 	ZERO(rdma_create_id(channel, &id, NULL, space));
-	if (!rdma_bind_addr(id, at(port)) || errno != EADDRINUSE)
+	if (!rdma_bind_addr(id, at(port)) || errno != (any ? EADDRNOTAVAIL : EADDRINUSE))
 		die("two ids of port space %x have a port: %s", space, strerror(errno));
 	ZERO(rdma_destroy_id(id));
 }

@@ -152,7 +152,12 @@ impl Engine {
             return;
         }
         let why = match errno {
-            Errno::ACCESS => "the system forbids it: ports below 1024 need CAP_NET_BIND_SERVICE".to_owned(),
+            Errno::ACCESS if call == "rdma_bind_addr" => {
+                "the system forbids it: ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
+            }
+            Errno::ACCESS | Errno::PERM => {
+                "a firewall, a route or a policy of this host forbids it".to_owned()
+            }
             Errno::ADDRINUSE => "the port is in use".to_owned(),
             Errno::ADDRNOTAVAIL if address.ip().is_unspecified() => {
                 "the port is in use at an address of this host".to_owned()
