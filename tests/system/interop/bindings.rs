@@ -50,7 +50,7 @@ fn the_ibverbs_crates_tests_pass_but_for_those_that_need_roce() {
         &["identity", "test", "result", ""],
     );
     let mut wrong = Vec::new();
-    // On iWARP the tests of rdma_cm would wait for CONNECT_RESPONSE, an event that it does not have.
+    // On iWARP the tests of rdma_cm would wait for CONNECT_RESPONSE, an event that is InfiniBand's.
     for (identity, program, tests) in [
         ("roce", "loopback", 33),
         ("roce", "rdmacm", 3),
