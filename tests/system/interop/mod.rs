@@ -1,6 +1,7 @@
 //! What `make interop` runs: too long for every day, or with a kernel that takes minutes to build.
 
 mod captures;
+mod commands;
 mod containers;
 mod mpi;
 mod programs;
