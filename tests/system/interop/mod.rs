@@ -2,6 +2,7 @@
 
 mod bindings;
 mod captures;
+mod commands;
 mod containers;
 mod mpi;
 mod programs;
