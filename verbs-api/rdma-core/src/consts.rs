@@ -146,7 +146,6 @@ enums! {
     ibv_parent_domain_init_attr_mask: u32 {
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1,
         IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 1 << 1,
-        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC = 1 << 2,
     }
     ibv_mw_type: u32 {
         IBV_MW_TYPE_1 = 1,
@@ -241,3 +240,6 @@ enums! {
     ibv_rate: u32 {}
     ibv_values_mask: u32 {}
 }
+
+/// Of `ibv_parent_domain_init_attr_mask`, from rdma-core 65 on: older headers do not have it.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: u32 = 1 << 2;

@@ -125,7 +125,8 @@ fn structures_are_as_long_as_the_compiler_makes_them() {
         record: QueueRecord CqRecord;
         wqe: SendHeader Sge DatagramAddress AtomicOperands BindOperands RecvHeader;
         cqe: Cqe;
-        stream: Endpoint Address Connect Listen Listening Endpoints Close BindDatagrams DatagramPort Multicast Attach;
+        stream: Endpoint Address Connect Listen Listening Endpoints Close BindDatagrams DatagramPort Multicast Attach
+            Receive;
     };
     let read: BTreeMap<String, usize> = items()
         .into_iter()
