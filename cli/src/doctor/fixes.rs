@@ -69,7 +69,7 @@ pub(super) fn named_in(log: &str, otherwise: &str) -> String {
 }
 
 /// The most informative line of a program's standard error: urnic's first error, else its last
-/// warning, else the last line.
+/// warning, else the last line. A warning of a cause says more than that of the verb that fails.
 pub(super) fn first_error(stderr: &str) -> &str {
     let of_level = |level| {
         let texts = stderr
@@ -77,8 +77,10 @@ pub(super) fn first_error(stderr: &str) -> &str {
             .filter_map(move |line| Some(line.split_once(level)?.1));
         texts.filter(|text| text.starts_with("urnic"))
     };
-    let warning = || of_level(" WARN ").next_back();
-    (of_level(" ERROR ").next().or_else(warning))
+    let is_of_verb = |text: &&str| text.starts_with("urnic::refusals");
+    let cause = || of_level(" WARN ").rfind(|text| !is_of_verb(text));
+    let verb = || of_level(" WARN ").rfind(is_of_verb);
+    (of_level(" ERROR ").next().or_else(cause).or_else(verb))
         .or_else(|| stderr.lines().last())
         .unwrap_or("it printed nothing")
 }
@@ -122,7 +124,8 @@ mod tests {
         assert_eq!(named_in(threads, "x"), "ulimit -u \"$(ulimit -Hu)\"");
         let memory = "Cannot allocate memory (os error 12): raise the memory limit of the process";
         assert!(named_in(memory, "x").starts_with("ulimit -v unlimited && "));
-        let warned = "t pid 7  WARN urnic_model::stream: no socket for a command: Too many open files\nCouldn't create QP";
+        let warned = "t pid 7  WARN urnic_model::stream: no socket for a command: Too many open files\n\
+                    t pid 7  WARN urnic::refusals: ibv_create_qp refused: Cannot allocate memory (ENOMEM)\nCouldn't create QP";
         assert!(first_error(warned).starts_with("urnic_model::stream: no socket"));
         assert_eq!(named_in(first_error(warned), "x"), "ulimit -n 1024");
         assert_eq!(first_error("one\ntwo"), "two");

@@ -53,6 +53,9 @@ pub fn check(source: Option<IpAddr>, destination: IpAddr, scope: u32) -> Result<
     let Some(next_hop) = next_hop(source, destination, scope) else {
         return Ok(());
     };
+    if is_reserved(destination) && next_hop.ip != destination {
+        return Err(Errno::NETUNREACH);
+    }
     let end = Instant::now() + PATIENCE;
     let mut interval = INTERVALS.0;
     let mut has_asked = false;
@@ -70,6 +73,12 @@ pub fn check(source: Option<IpAddr>, destination: IpAddr, scope: u32) -> Result<
         interval = INTERVALS.1.min(interval * 2);
     }
     Ok(())
+}
+
+/// Whether no router forwards packets to the address: a default route leads nowhere
+/// (240.0.0.0/4, RFC 6890 table 15). A kernel driver learns that only by the request's timeout.
+fn is_reserved(destination: IpAddr) -> bool {
+    matches!(destination, IpAddr::V4(v4) if v4.octets()[0] >= 240)
 }
 
 /// The next hop, if it is a neighbour that must answer.
