@@ -246,10 +246,11 @@ impl Driver {
         // Before the device gives the STag to another region.
         let region = self.objects().registered().regions().remove(&mr.stag);
         let destroyed = self.commands().destroy(Opcode::DestroyMr, mr.stag);
-        if let (Err(errno), Some(region)) = (destroyed, region) {
-            self.objects().registered().regions().insert(mr.stag, region);
-            return Err(errno);
-        }
+        destroyed.inspect_err(|_| {
+            if let Some(region) = region {
+                self.objects().registered().regions().insert(mr.stag, region);
+            }
+        })?;
         if let Some(memory) = &mr.memory {
             self.unmap(memory);
         }

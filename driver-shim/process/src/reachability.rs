@@ -64,10 +64,13 @@ pub fn check(source: Option<IpAddr>, destination: IpAddr, scope: u32) -> Result<
             return Err(Errno::TIMEDOUT);
         }
         if !has_asked {
-            // The kernel keeps the datagram until the next hop answers. If it takes none, it asks
-            // nothing, and the answer is late.
-            let _ = send(&socket, &[], SendFlags::NOSIGNAL);
-            has_asked = true;
+            // The kernel asks for the next hop, and keeps the datagram until it answers. A firewall
+            // that refuses the datagram prevents the question: nothing can be found out.
+            match send(&socket, &[], SendFlags::NOSIGNAL) {
+                Err(errno @ (Errno::NETUNREACH | Errno::HOSTUNREACH)) => return Err(errno),
+                Err(_) => return Ok(()),
+                Ok(_) => has_asked = true,
+            }
         }
         sleep(interval);
         interval = INTERVALS.1.min(interval * 2);

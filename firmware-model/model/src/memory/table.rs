@@ -109,7 +109,8 @@ impl MemoryTable {
     /// An empty table with room for these numbers of regions, windows and domains. `seed` should be
     /// secret.
     pub fn new(max_regions: u32, max_windows: u32, max_domains: u32, seed: [u64; 5]) -> MemoryTable {
-        let slots = (max_regions as usize + max_windows as usize + QUARANTINE).min(DOMAIN as usize);
+        // One slot may have the index that no region has.
+        let slots = (max_regions as usize + max_windows as usize + QUARANTINE + 1).min(DOMAIN as usize);
         let [a, b, c, d, keys] = seed;
         MemoryTable {
             permutation: Permutation::new([a, b, c, d]),

@@ -327,15 +327,16 @@ impl Engine {
         if self.begin_parting() {
             return self.linger(env, stream);
         }
-        // The peer failed by an error of its own, and its FIN follows. A peer for InfiniBand would
-        // only fall silent, and this queue pair would go on.
+        // The peer failed by an error of its own. A peer for InfiniBand would only fall silent, and
+        // this queue pair would go on.
         let only_ends = env.qp.infiniband && self.peer_may_close && self.state != QpState::Sqd;
         if only_ends && received.is_of_peer_itself() {
             explain::refused_there(&received, &self.rdmap.requester, env, stream);
             if let Some(Llp::Mpa(mpa)) = &mut self.llp {
-                // Nothing follows a Terminate.
                 mpa.rx.discard();
             }
+            // Nothing follows a Terminate (RFC 5040 §4.8): it ends the peer's bytes as a FIN does.
+            self.input = Input::Ended;
             return;
         }
         env.effects

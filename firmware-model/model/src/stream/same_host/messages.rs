@@ -29,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
 /// versions use TCP.
-const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x08");
+const MAGIC: u64 = u64::from_be_bytes(*b"urnic\0\0\x09");
 /// Most descriptors of a message.
 const MOST: usize = 3;
 
