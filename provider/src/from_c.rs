@@ -10,11 +10,12 @@
 //! and arm64 read such structs, and so do other providers; a Rust reference to them would be
 //! undefined behaviour, so they are copied, or read as [`Unalign`].
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::{ptr, slice};
 
 use rustix::fd::BorrowedFd;
@@ -511,23 +512,23 @@ impl<'a, T: WorkRequest> Request<'a, T> {
 
 /// The operands of a request.
 #[derive(Clone, Copy)]
-pub(crate) enum Operands {
+pub(crate) enum Operands<'a> {
     /// Of a Send: data.
     Message,
     /// Of a Write or a Read: the peer's memory, and data or room for it.
     Rdma(ibv_send_wr_rdma),
     /// Of an atomic: the peer's memory, two numbers, and room for the old value.
     Atomic(ibv_send_wr_atomic),
-    /// Of a bind: the window's new key and its memory.
-    Bind(u32, Bind),
+    /// Of a bind: the key in the window's structure, its new key and its memory.
+    Bind(&'a Cell<u32>, u32, Bind),
     /// Of an invalidation: the STag only.
     Invalidate,
 }
 
-/// The key of a window after a bind: the program chooses the low byte only, and other bits of
-/// `rkey` have no meaning.
-pub(crate) fn key_of(window: &ibv_mw, rkey: u32) -> u32 {
-    window.rkey & !0xff | rkey & 0xff
+/// The key of a window after a bind, instead of `present`: the program chooses the low byte only,
+/// and other bits of `rkey` have no meaning.
+pub(crate) fn key_of(present: u32, rkey: u32) -> u32 {
+    present & !0xff | rkey & 0xff
 }
 
 /// The memory of a window.
@@ -574,8 +575,9 @@ impl<'a> Request<'a, ibv_send_wr> {
 
     /// The request's operation and operands; `None` for an opcode that no queue pair has.
     #[inline(always)]
-    pub(crate) fn operation(self) -> Option<(Opcode, Operands)> {
-        // SAFETY: the promise of `Requests`: the opcode says which member of a union is filled.
+    pub(crate) fn operation(self) -> Option<(Opcode, Operands<'a>)> {
+        // SAFETY: the promise of `Requests`: the opcode says which member of a union is filled. A
+        // window is live, and no other thread uses its key during the call.
         Some(unsafe {
             match self.opcode {
                 IBV_WR_SEND => (Opcode::Send, Operands::Message),
@@ -589,9 +591,13 @@ impl<'a> Request<'a, ibv_send_wr> {
                 IBV_WR_LOCAL_INV => (Opcode::LocalInv, Operands::Invalidate),
                 IBV_WR_BIND_MW => {
                     let ibv_send_wr_bind_mw { mw, rkey, bind_info } = self.extra.bind_mw;
-                    let window: Option<&ibv_mw> = FromC::from_c(mw);
                     let memory = Bind::from_c(&raw const bind_info);
-                    (Opcode::BindMw, Operands::Bind(key_of(window?, rkey), memory))
+                    let window = NonNull::new(mw)?.as_ptr();
+                    let key = &*(&raw mut (*window).rkey).cast::<Cell<u32>>();
+                    (
+                        Opcode::BindMw,
+                        Operands::Bind(key, key_of(key.get(), rkey), memory),
+                    )
                 }
                 _ => return None,
             }

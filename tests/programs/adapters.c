@@ -167,6 +167,7 @@ static void keys(void)
 	struct ibv_mw *two = SOME(ibv_alloc_mw(pair.pd[1], IBV_MW_TYPE_2));
 	uint32_t low = (two->rkey + 1) & 0xff, key = (two->rkey & ~0xffu) | low;
 	post_bind(&pair, two, 0x400 | low);
+	expect("ibv_mw.rkey after the bind was posted: the new key", two->rkey == key, 1);
 	expect("a bind whose key has other high bits", next_wc(pair.cq[1]).status, IBV_WC_SUCCESS);
 	expect("a Write by the window's number and the key", write_to(&pair, key), IBV_WC_SUCCESS);
 	invalidate("a window of type 2", &pair, key, false);

@@ -323,7 +323,7 @@ fn wr_bind_mw(to: Builder<'_>, window: Option<&ibv_mw>, rkey: u32, memory: Bind)
     let Some(window) = window else {
         return to.with(|_, building| building.fail(Errno::INVAL));
     };
-    let key = key_of(window, rkey);
+    let key = key_of(window.rkey, rkey);
     to.begin(Opcode::BindMw, |q, e| q.put_bind(e, key, memory));
 }
 

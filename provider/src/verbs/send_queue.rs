@@ -185,7 +185,11 @@ impl SendQueue {
                 self.put_atomic(&mut entry, atomic.compare_add, atomic.swap);
                 self.put_list(&mut entry, list)?;
             }
-            Operands::Bind(rkey, bind) => self.put_bind(&mut entry, rkey, bind),
+            Operands::Bind(present, key, bind) => {
+                self.put_bind(&mut entry, key, bind);
+                // Not all providers do that, but irdma's does, and programs rely on it.
+                present.set(key);
+            }
             Operands::Invalidate => {}
         }
         if let Operands::Rdma(rdma) = operands {
