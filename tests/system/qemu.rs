@@ -304,7 +304,7 @@ fn a_guest_reaches_neither_its_host_nor_addresses_of_others() {
              kill -9 $p; cat /tmp/printed"
         ));
         assert!(
-            printed.contains("rdma_connect: Operation not permitted"),
+            printed.contains("rdma_connect: Permission denied"),
             "{address}:\n{printed}"
         );
     }
