@@ -14,6 +14,7 @@ use super::{
     Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
     PS_TCP, State, World,
 };
+use crate::carrier::Inbox;
 use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
 impl Engine {
@@ -71,7 +72,8 @@ impl Engine {
             Ok(()) => Ok(()),
             Err(connecting) => {
                 let started = self.start_connecting(world, handle, connecting);
-                started.inspect_err(|errno| self.say_refused(world.now, "rdma_connect", remote, *errno))
+                started
+                    .inspect_err(|errno| self.log_refused(world.now, ("rdma_connect", false), remote, *errno))
             }
         }
     }
@@ -83,7 +85,7 @@ impl Engine {
         handle: u32,
         mut connecting: Box<Connecting>,
     ) -> Result<(), Errno> {
-        self.release_port(world, handle);
+        self.release_shared_port(world, handle);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
             return Err(Errno::INVAL);
@@ -259,9 +261,7 @@ impl Engine {
         match self.establish(world, handle) {
             Ok(()) => {
                 self.report(world, handle, CmEvent::Established, 0, params);
-                if let Some(id) = self.ids.get(&handle).filter(|id| id.ends) {
-                    let _ = self.disconnect(world, id.channel, handle);
-                }
+                self.end_if_disconnected(world, handle);
             }
             Err(cause) => self.establish_failed(world, handle, cause),
         }
@@ -307,8 +307,12 @@ impl Engine {
             None => Ok(()),
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
+            let is_lost = matches!(world.device.inbox(sid), Ok(Inbox::End) | Err(_));
             self.close_accepted(world, sid, &accepted);
-            return Err(errno.into());
+            return Err(match is_lost {
+                true => Cause::Lost(errno),
+                false => Cause::NotAttached(errno),
+            });
         }
         self.streams.remove(&sid);
         if let Some(control) = negotiated.terminate {

@@ -72,7 +72,7 @@ use crate::mpa_startup::{Accepted, Close, Depths, Initiator, Negotiated, Respond
 use crate::timers::Timers;
 use abi::DatagramParam;
 use command::Parameters;
-use lines::Lines;
+use lines::{Lines, PeerLines};
 use urnic_config::{Config, Identity};
 
 pub use device::{Arrival, Device, Notice, World};
@@ -583,6 +583,7 @@ pub struct Engine {
     random: u64,
     notices: Vec<Notice>,
     lines: Lines,
+    peer_lines: PeerLines,
 }
 
 impl Engine {
@@ -608,6 +609,7 @@ impl Engine {
             random: seed,
             notices: Vec::new(),
             lines: Lines::default(),
+            peer_lines: PeerLines::default(),
         }
     }
 

@@ -106,8 +106,8 @@ impl Engine {
                 match fault {
                     // A port scan, or a check whether the port is open.
                     Fault::Closed if arrived.is_empty() => {}
-                    Fault::Closed => self.say_no_request(world, sid, Cause::Ended(arrived)),
-                    fault => self.say_no_request(world, sid, Cause::Fault(fault)),
+                    Fault::Closed => self.log_no_request(world, sid, Cause::Ended(arrived)),
+                    fault => self.log_no_request(world, sid, Cause::Fault(fault)),
                 }
                 self.close_stream(world, sid, how);
             }
@@ -199,7 +199,9 @@ impl Engine {
         match (&id.state, parameters) {
             (State::Answered(_), _) => {
                 let established = self.establish(world, handle);
-                established.map_err(|cause| self.not_established(world.now, handle, cause))
+                established.map_err(|cause| self.not_established(world.now, handle, cause))?;
+                self.end_if_disconnected(world, handle);
+                Ok(())
             }
             (State::Requested { .. }, Some(parameters)) => {
                 id.uid = uid;

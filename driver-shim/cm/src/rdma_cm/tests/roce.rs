@@ -211,7 +211,7 @@ fn a_rejection_has_a_reason() {
     net.connect(0, initiator, parameters(3, 1, 1, b""));
     let event = net.event(0, initiator.0).unwrap();
     let found = (event.event, event.status, event.param.private_data_len);
-    assert_eq!(found, (8, 8, 148), "nobody listens");
+    assert_eq!(found, (8, 8, 148), "no program listens");
     let (at, _) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 6, false);
     net.connect(0, initiator, parameters(3, 1, 1, b""));
