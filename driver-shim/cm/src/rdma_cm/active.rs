@@ -10,6 +10,7 @@ use super::addresses::with_port;
 use super::command::Parameters;
 use super::failures::Cause;
 use super::messages::{Message, REJECTED_BY_PROGRAM};
+use super::spare_reads::{SPARE_READ, has_spare_read};
 use super::{
     Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
     PS_TCP, State, World,
@@ -99,6 +100,8 @@ impl Engine {
             // pick another one.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked || !id.ports.is_empty() => {
                 connecting.other_port = true;
+                // The listener does not recognise the initiator that announced its own one.
+                id.spare_read = false;
                 world
                     .device
                     .connect(remote, with_port(local, 0), id.traffic_class)
@@ -146,7 +149,7 @@ impl Engine {
         let parameters = &connecting.parameters;
         let offer = connecting.enhanced.then(|| Offer {
             peer_to_peer: policy.peer_to_peer,
-            depths: policy.depths(parameters, id.known_peer),
+            depths: policy.depths(parameters, id.spare_read),
             max_ird: max_ird.into(),
         });
         let begun = Initiator::new(policy.settings, offer, &parameters.private_data, world.now)
@@ -347,7 +350,7 @@ impl Engine {
         handle: u32,
         connecting: Box<Connecting>,
     ) -> Result<(), Box<Connecting>> {
-        match self.new_lookup(world, handle, &[], connecting.deadline) {
+        match self.new_lookup(world, handle, &SPARE_READ, connecting.deadline) {
             Ok(mut lookup) => {
                 tracing::debug!("id {handle}: asks for the TCP port of its service");
                 lookup.connecting = Some(connecting);
@@ -372,6 +375,9 @@ impl Engine {
             (status, _) => return self.connect_failed(world, handle, Cause::ServiceRefused(status.0)),
         };
         tracing::debug!("id {handle}: the service has TCP port {port}");
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.spare_read = has_spare_read(reply);
+        }
         self.connect_at(world, handle, Location::Known, Some(port));
     }
 

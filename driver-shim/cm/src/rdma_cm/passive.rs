@@ -150,6 +150,7 @@ impl Engine {
             ack_timeout: id.ack_timeout,
             traffic_class: id.traffic_class,
             known_peer: id.stream_port.is_some(),
+            spare_read: self.datagrams.announced.take(world.now, remote),
             state: State::Over,
             ..Id::new(id.channel, id.port_space)
         };
@@ -221,7 +222,7 @@ impl Engine {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let known_peer = id.known_peer;
+        let spare_read = id.spare_read;
         let State::Requested {
             sid,
             responder,
@@ -254,7 +255,7 @@ impl Engine {
         }
         let Reply { bytes, negotiated } = responder
             .accept(
-                policy.depths(&parameters, known_peer),
+                policy.depths(&parameters, spare_read),
                 &parameters.private_data,
                 world.now,
             )
