@@ -454,7 +454,8 @@ impl Engine {
     fn name_port(&mut self, world: &mut World<'_>, inquiry: &Inquiry, port: u16) {
         let Arrival { local, remote } = inquiry.arrival;
         tracing::debug!("{remote} asks {local}: {}: TCP port {port}", inquiry.request);
-        self.datagrams.announced.add(world.now, inquiry);
+        let private_data = &inquiry.request.private_data;
+        self.datagrams.announced.add(world.now, remote.ip(), private_data);
         let bytes = reply_to(inquiry, ServiceStatus::VALID, (port.into(), 0), &SPARE_READ);
         self.send_reply(world, inquiry, &bytes);
     }

@@ -5,12 +5,11 @@
 //! reply. Ends without a spare Read send zero there, and ignore it.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use urnic_wire::mad::{IP_ADDRESSING_LEN, IpAddressing, ServiceReply};
 
-use super::Inquiry;
 use crate::mpa_startup::Time;
 
 /// The private data of an end with a spare Read.
@@ -31,14 +30,14 @@ pub(super) fn has_spare_read(reply: &ServiceReply) -> bool {
 pub(super) struct Announced(VecDeque<(SocketAddr, Time)>);
 
 impl Announced {
-    /// Records the announcement in a request. One without it replaces an earlier one.
-    pub(super) fn add(&mut self, now: Time, inquiry: &Inquiry) {
-        let private_data = &inquiry.request.private_data;
+    /// Records the announcement in the private data of a request from `remote`. One without it
+    /// replaces an earlier one.
+    pub(super) fn add(&mut self, now: Time, remote: IpAddr, private_data: &[u8]) {
         let given = private_data.get(IP_ADDRESSING_LEN..).unwrap_or_default();
         let Some(addressing) = IpAddressing::parse(private_data) else {
             return;
         };
-        let from = SocketAddr::new(inquiry.arrival.remote.ip(), addressing.source_port);
+        let from = SocketAddr::new(remote, addressing.source_port);
         self.take(now, from);
         if !given.starts_with(&SPARE_READ) {
             return;
