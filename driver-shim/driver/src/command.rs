@@ -5,7 +5,7 @@
 //! need room.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use urnic_sync::Mutex;
 
@@ -25,6 +25,9 @@ const LOG_SIZE: u32 = 4;
 const ENTRIES: u32 = 1 << LOG_SIZE;
 /// Offset of the phase word in a completion.
 const PHASE: usize = std::mem::offset_of!(Completion, phase);
+/// Most warnings about refused commands. Further ones have a lower level: the first show the fault,
+/// and a program can repeat them without end.
+const MAX_WARNINGS: u64 = 16;
 /// The number of busy polls of a completion before the thread sleeps between polls.
 const BUSY_POLLS: u32 = 1 << 12;
 /// The number of sleeps between two checks whether the device still works.
@@ -41,6 +44,8 @@ pub(crate) struct CommandQueue {
     rings: Mutex<Rings>,
     /// The device is lost: no more commands are sent.
     lost: AtomicBool,
+    /// Refused commands that indicate a fault.
+    warnings: AtomicU64,
     /// Called when the device stopped responding.
     handler: SignalHandler,
 }
@@ -92,6 +97,7 @@ impl CommandQueue {
             pool,
             rings,
             lost: AtomicBool::new(false),
+            warnings: AtomicU64::new(0),
             handler,
         })
     }
@@ -249,15 +255,38 @@ impl CommandQueue {
         let Some(errno) = errno(done.status.get()) else {
             return Ok(done);
         };
-        note_refused(command.opcode.get(), &done);
+        let may_warn = || self.warnings.fetch_add(1, Ordering::Relaxed) < MAX_WARNINGS;
+        note_refused(command.opcode.get(), &done, may_warn);
         Err(errno)
     }
 }
 
-/// Logs the status of a refused command, and the argument if the device names it. The driver checks
-/// the verbs' arguments before it sends a command, so an invalid argument is a fault of the driver
-/// or the device, and a warning.
-fn note_refused(opcode: u16, done: &Completion) {
+/// The level of a line about a refused command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Severity {
+    /// The driver or the device has a fault.
+    Fault,
+    Ordinary,
+}
+
+/// The severity of a refused command. The driver checks the verbs' arguments before it sends a
+/// command, so an invalid argument is a fault of the driver or the device. The host's kernel, whose
+/// `EINVAL` the device passes on, decides about some arguments of the commands on sockets.
+fn severity(opcode: Opcode, status: u16) -> Severity {
+    match opcode {
+        Opcode::StreamConnect
+        | Opcode::StreamListen
+        | Opcode::BindDatagrams
+        | Opcode::AttachMulticast
+        | Opcode::DetachMulticast => Severity::Ordinary,
+        _ if status == Status::InvalidArgument as u16 => Severity::Fault,
+        _ => Severity::Ordinary,
+    }
+}
+
+/// Logs the status of a refused command, and the argument if the device names it. `may_warn`: the
+/// number of warnings is not used up.
+fn note_refused(opcode: u16, done: &Completion, may_warn: impl FnOnce() -> bool) {
     let Some(opcode) = Opcode::from_raw(opcode) else {
         return;
     };
@@ -271,9 +300,9 @@ fn note_refused(opcode: u16, done: &Completion) {
         None => String::new(),
     };
     let line = format!("the device refused the command {opcode:?}: {reason}{argument}");
-    match status == Status::InvalidArgument as u16 {
-        true => tracing::warn!("{line}"),
-        false => tracing::debug!("{line}"),
+    match severity(opcode, status) {
+        Severity::Fault if may_warn() => tracing::warn!("{line}"),
+        Severity::Fault | Severity::Ordinary => tracing::debug!("{line}"),
     }
 }
 
@@ -361,4 +390,21 @@ fn errno(status: u16) -> Option<Errno> {
         Some(Status::Unreachable) => Errno::NETUNREACH,
         None => Errno::IO,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_argument_that_the_kernel_judges_is_no_fault() {
+        let invalid = Status::InvalidArgument as u16;
+        assert_eq!(severity(Opcode::CreateQp, invalid), Severity::Fault);
+        assert_eq!(
+            severity(Opcode::CreateQp, Status::Busy as u16),
+            Severity::Ordinary
+        );
+        assert_eq!(severity(Opcode::StreamConnect, invalid), Severity::Ordinary);
+        assert_eq!(severity(Opcode::AttachMulticast, invalid), Severity::Ordinary);
+    }
 }

@@ -287,7 +287,7 @@ impl Responder {
         Ok(self.receive(bytes)?.1)
     }
 
-    /// The bytes of the frame that is due which have arrived, for the log.
+    /// The bytes of the due frame that have arrived, for the log.
     pub fn arrived(&self) -> Excerpt {
         self.incoming.arrived()
     }

@@ -10,10 +10,12 @@ use super::addresses::with_port;
 use super::command::Parameters;
 use super::failures::Cause;
 use super::messages::{Message, REJECTED_BY_PROGRAM};
+use super::spare_reads::{SPARE_READ, has_spare_read};
 use super::{
     Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
     PS_TCP, State, World,
 };
+use crate::carrier::Inbox;
 use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
 
 impl Engine {
@@ -71,7 +73,8 @@ impl Engine {
             Ok(()) => Ok(()),
             Err(connecting) => {
                 let started = self.start_connecting(world, handle, connecting);
-                started.inspect_err(|errno| self.say_refused(world.now, "rdma_connect", remote, *errno))
+                started
+                    .inspect_err(|errno| self.log_refused(world.now, ("rdma_connect", false), remote, *errno))
             }
         }
     }
@@ -83,7 +86,7 @@ impl Engine {
         handle: u32,
         mut connecting: Box<Connecting>,
     ) -> Result<(), Errno> {
-        self.release_port(world, handle);
+        self.release_shared_port(world, handle);
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
             return Err(Errno::INVAL);
@@ -97,6 +100,8 @@ impl Engine {
             // pick another one.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked || !id.ports.is_empty() => {
                 connecting.other_port = true;
+                // The listener does not recognise the initiator that announced its own one.
+                id.spare_read = false;
                 world
                     .device
                     .connect(remote, with_port(local, 0), id.traffic_class)
@@ -144,7 +149,7 @@ impl Engine {
         let parameters = &connecting.parameters;
         let offer = connecting.enhanced.then(|| Offer {
             peer_to_peer: policy.peer_to_peer,
-            depths: policy.depths(parameters, id.known_peer),
+            depths: policy.depths(parameters, id.spare_read),
             max_ird: max_ird.into(),
         });
         let begun = Initiator::new(policy.settings, offer, &parameters.private_data, world.now)
@@ -259,9 +264,7 @@ impl Engine {
         match self.establish(world, handle) {
             Ok(()) => {
                 self.report(world, handle, CmEvent::Established, 0, params);
-                if let Some(id) = self.ids.get(&handle).filter(|id| id.ends) {
-                    let _ = self.disconnect(world, id.channel, handle);
-                }
+                self.end_if_disconnected(world, handle);
             }
             Err(cause) => self.establish_failed(world, handle, cause),
         }
@@ -307,8 +310,12 @@ impl Engine {
             None => Ok(()),
         };
         if let Err(errno) = framed.and_then(|()| world.device.attach(sid, &attachment)) {
+            let is_lost = matches!(world.device.inbox(sid), Ok(Inbox::End) | Err(_));
             self.close_accepted(world, sid, &accepted);
-            return Err(errno.into());
+            return Err(match is_lost {
+                true => Cause::Lost(errno),
+                false => Cause::NotAttached(errno),
+            });
         }
         self.streams.remove(&sid);
         if let Some(control) = negotiated.terminate {
@@ -343,7 +350,7 @@ impl Engine {
         handle: u32,
         connecting: Box<Connecting>,
     ) -> Result<(), Box<Connecting>> {
-        match self.new_lookup(world, handle, &[], connecting.deadline) {
+        match self.new_lookup(world, handle, &SPARE_READ, connecting.deadline) {
             Ok(mut lookup) => {
                 tracing::debug!("id {handle}: asks for the TCP port of its service");
                 lookup.connecting = Some(connecting);
@@ -368,6 +375,9 @@ impl Engine {
             (status, _) => return self.connect_failed(world, handle, Cause::ServiceRefused(status.0)),
         };
         tracing::debug!("id {handle}: the service has TCP port {port}");
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.spare_read = has_spare_read(reply);
+        }
         self.connect_at(world, handle, Location::Known, Some(port));
     }
 

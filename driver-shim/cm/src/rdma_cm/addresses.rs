@@ -28,12 +28,26 @@ impl Engine {
         handle: u32,
         local: CmAddress,
     ) -> Result<(), Errno> {
+        self.bind_for("rdma_bind_addr", world, (channel, handle), local)
+    }
+
+    /// Binds an id for the `call` of the program, as [`bind`](Self::bind).
+    ///
+    /// # Errors
+    /// Those of [`bind`](Self::bind).
+    pub(super) fn bind_for(
+        &mut self,
+        call: &str,
+        world: &mut World<'_>,
+        (channel, handle): (u64, u32),
+        local: CmAddress,
+    ) -> Result<(), Errno> {
         let now = world.now;
         let bound = self.bind_to(world, channel, handle, local);
         if let (Err(errno), CmAddress::Ip(local)) = (bound, local)
             && errno != Errno::INVAL
         {
-            self.say_refused(now, "rdma_bind_addr", local, errno);
+            self.log_refused(now, (call, true), local, errno);
         }
         bound
     }
@@ -69,10 +83,11 @@ impl Engine {
                         (port, Some(lid))
                     }
                     (false, false) if shared => {
-                        self.part_listeners(world, handle, local.port());
-                        let (lid, port) = self.bind_tcp(world, handle, local)?;
-                        self.close_listener(world, Some(lid));
-                        (port, None)
+                        let parted = self.part_listeners(world, handle, local.port());
+                        let bound = self.bind_tcp(world, handle, local);
+                        self.bind_again(world, parted);
+                        let (lid, port) = bound?;
+                        (port, Some(lid))
                     }
                     (false, false) => {
                         let (lid, port) = self.bind_tcp(world, handle, local)?;
@@ -99,13 +114,13 @@ impl Engine {
     /// `EADDRNOTAVAIL` if one of the two ids is bound to any address, `EADDRINUSE` if both have the
     /// same.
     pub(super) fn check_port(&self, handle: u32, local: SocketAddr, reuse: bool) -> Result<bool, Errno> {
+        if local.port() == 0 {
+            return Ok(false);
+        }
         let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
         let mut shared = false;
         for (other, holder) in &self.ids {
-            let Some(at) = holder
-                .local
-                .filter(|at| at.port() == local.port() && at.port() != 0)
-            else {
+            let Some(at) = holder.local.filter(|at| at.port() == local.port()) else {
                 continue;
             };
             if *other == handle || !holder.bound || holder.port_space != id.port_space {
@@ -130,27 +145,70 @@ impl Engine {
         Ok(shared)
     }
 
-    /// Closes the listeners that hold a TCP port for ids which share it: while one listens, no id
-    /// could connect from the port.
-    fn part_listeners(&mut self, world: &mut World<'_>, handle: u32, port: u16) {
+    /// Closes the listeners that hold a TCP port for ids which share it: while one listens, no
+    /// other id could bind or connect from the port. Returns the ids that had a listener.
+    fn part_listeners(&mut self, world: &mut World<'_>, handle: u32, port: u16) -> Vec<u32> {
         let port_space = self.ids.get(&handle).map(|id| id.port_space);
         let shares = |id: &Id| {
-            id.bound && id.local.is_some_and(|at| at.port() == port) && Some(id.port_space) == port_space
+            id.bound
+                && id.reuse
+                && id.local.is_some_and(|at| at.port() == port)
+                && Some(id.port_space) == port_space
         };
         let others: Vec<u32> = (self.ids.iter())
             .filter(|(_, id)| shares(id))
             .map(|(other, _)| *other)
             .collect();
+        let mut parted = Vec::new();
         for other in others {
-            self.release_port(world, other);
-            let Some(State::Bound { lid, early }) = self.ids.get_mut(&other).map(|id| &mut id.state) else {
+            let Some(id) = self.ids.get_mut(&other) else {
                 continue;
             };
-            let (lid, early) = (lid.take(), std::mem::take(early));
+            let reservation = id.reservation.take();
+            let (lid, early) = match &mut id.state {
+                State::Bound { lid, early } => (lid.take(), std::mem::take(early)),
+                _ => (None, VecDeque::new()),
+            };
+            if reservation.or(lid).is_some() {
+                parted.push(other);
+            }
+            self.close_listener(world, reservation);
             self.close_listener(world, lid);
             for sid in early {
                 self.close_stream(world, sid, Close::Abort);
             }
+        }
+        parted
+    }
+
+    /// Gives ids their listeners again, as far as the port is free: an id that has bound the port
+    /// meanwhile holds it for all.
+    fn bind_again(&mut self, world: &mut World<'_>, parted: Vec<u32>) {
+        for handle in parted {
+            let Some(local) = self.ids.get(&handle).and_then(|id| id.local) else {
+                continue;
+            };
+            let Ok((again, _)) = self.bind_tcp(world, handle, local) else {
+                continue;
+            };
+            match self.ids.get_mut(&handle) {
+                Some(Id {
+                    state: State::Bound { lid, .. },
+                    ..
+                }) => *lid = Some(again),
+                Some(id) => id.reservation = Some(again),
+                None => {}
+            }
+        }
+    }
+
+    /// Releases the port of an id that is about to connect, also where another id holds it for
+    /// both.
+    pub(super) fn release_shared_port(&mut self, world: &mut World<'_>, handle: u32) {
+        self.release_port(world, handle);
+        let shared = self.ids.get(&handle).filter(|id| id.reuse && id.bound);
+        if let Some(local) = shared.and_then(|id| id.local) {
+            self.part_listeners(world, handle, local.port());
         }
     }
 
@@ -211,7 +269,8 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         if let Some(wanted) = local.filter(|local| idle && *local != unspecified(*local)) {
-            self.bind(world, channel, handle, CmAddress::Ip(wanted))?;
+            let wanted = CmAddress::Ip(wanted);
+            self.bind_for("rdma_resolve_addr", world, (channel, handle), wanted)?;
         }
         let local = self.own(channel, handle)?.local;
         let remote = loopback_if_unspecified(remote);
@@ -241,7 +300,7 @@ impl Engine {
                 self.report_plain(world, handle, CmEvent::AddressResolved);
             }
             Err(errno) => {
-                self.say_refused(world.now, "rdma_resolve_addr", remote, errno);
+                self.log_refused(world.now, ("rdma_resolve_addr", false), remote, errno);
                 self.report_failure(world, handle, CmEvent::AddressError, errno);
             }
         }

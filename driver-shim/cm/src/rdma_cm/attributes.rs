@@ -94,8 +94,8 @@ impl Engine {
             // The traffic class of the connection's packets, or, before the address is bound, of a
             // listener's.
             (option::LEVEL_ID, option::ID_TOS) => id.traffic_class = byte()?,
-            // A port in TIME-WAIT can always be used again; a port with a listener never. Ids that
-            // do not listen share a port with this option.
+            // A port in TIME-WAIT can always be used again; a port with a listener never can. Ids
+            // that do not listen share a port with this option.
             (option::LEVEL_ID, option::ID_REUSEADDR) => match (&id.state, flag()?) {
                 (State::Listening(_) | State::Serving(_), _) => return Err(Errno::INVAL),
                 (State::Idle, reuse) => id.reuse = reuse,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 
 use super::failures::Cause;
-use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, Id, Key, Notice, State, TIME_WAIT, World};
+use super::{CmEvent, DISCONNECT_TIMEOUT, Engine, Id, Key, Notice, Owner, State, TIME_WAIT, World};
 use crate::carrier::StreamOwner;
 use crate::mpa_startup::Close;
 
@@ -81,6 +81,13 @@ impl Engine {
         }
     }
 
+    /// Ends a connection that was just established, if the program disconnected before.
+    pub(super) fn end_if_disconnected(&mut self, world: &mut World<'_>, handle: u32) {
+        if let Some(id) = self.ids.get(&handle).filter(|id| id.ends) {
+            let _ = self.disconnect(world, id.channel, handle);
+        }
+    }
+
     /// A connection without a queue pair is established. The end of its stream ends it.
     ///
     /// # Errors
@@ -124,7 +131,15 @@ impl Engine {
         let its = |number: &u32| is_its(*number).then_some(*number);
         let streams: Vec<u32> = self.streams.keys().filter_map(its).collect();
         let pairs: Vec<u32> = self.queue_pairs.keys().filter_map(its).collect();
-        streams.into_iter().for_each(|sid| self.closed(world, sid));
+        for sid in streams {
+            match self.attempt_of(sid) {
+                Some(handle) => {
+                    self.streams.remove(&sid);
+                    self.connect_failed(world, handle, Cause::DeviceLost);
+                }
+                None => self.closed(world, sid),
+            }
+        }
         let here = |handle: &&u32| {
             let id = self.ids.get(handle);
             id.and_then(|id| id.local).is_some_and(&is_at)
@@ -147,6 +162,15 @@ impl Engine {
         for handle in ids {
             self.report_plain(world, handle, CmEvent::DeviceRemoval);
         }
+    }
+
+    /// The id that attempts to connect over a stream.
+    pub(super) fn attempt_of(&self, sid: u32) -> Option<u32> {
+        let Some(Owner::Id(handle)) = self.streams.get(&sid) else {
+            return None;
+        };
+        let state = &self.ids.get(handle)?.state;
+        matches!(state, State::Connecting(_) | State::Answered(_)).then_some(*handle)
     }
 
     /// The queue pair no longer has a stream: the stream ended gracefully or failed, or the queue

@@ -18,6 +18,7 @@ use super::addresses::{first_free, with_port};
 use super::attributes::address_vector;
 use super::command::Parameters;
 use super::failures::Cause;
+use super::spare_reads::SPARE_READ;
 use super::{
     Arrival, CmEvent, Engine, Event, EventParams, FIRST_INTERVAL, Id, Inquiry, Key, Location, Lookup,
     MAX_INTERVAL, Membership, PS_DATAGRAMS, PS_IPOIB, Service, State, UDP_QKEY, World,
@@ -453,7 +454,9 @@ impl Engine {
     fn name_port(&mut self, world: &mut World<'_>, inquiry: &Inquiry, port: u16) {
         let Arrival { local, remote } = inquiry.arrival;
         tracing::debug!("{remote} asks {local}: {}: TCP port {port}", inquiry.request);
-        let bytes = reply_to(inquiry, ServiceStatus::VALID, (port.into(), 0), &[]);
+        let private_data = &inquiry.request.private_data;
+        self.datagrams.announced.add(world.now, remote.ip(), private_data);
+        let bytes = reply_to(inquiry, ServiceStatus::VALID, (port.into(), 0), &SPARE_READ);
         self.send_reply(world, inquiry, &bytes);
     }
 

@@ -30,6 +30,8 @@ pub(super) enum Cause {
     Terminate(u32),
     /// The queue pair cannot be attached.
     NotAttached(Errno),
+    /// The connection ended before the queue pair was attached, which failed with this error.
+    Lost(Errno),
     /// The first FPDU did not arrive in time, or the connection ended before it.
     NoFirstFpdu(Errno),
     /// The initiator ended the TCP connection, or sent data, before the program accepted.
@@ -42,12 +44,14 @@ impl Cause {
     /// The error number of the event.
     pub(super) fn errno(self) -> Errno {
         match self {
-            Cause::Refused(errno, _) | Cause::NotAttached(errno) | Cause::NoFirstFpdu(errno) => errno,
+            Cause::Refused(errno, _)
+            | Cause::NotAttached(errno)
+            | Cause::Lost(errno)
+            | Cause::NoFirstFpdu(errno) => errno,
             Cause::ServiceRefused(_) => Errno::CONNREFUSED,
             Cause::Silent(_) | Cause::NoFrame(..) | Cause::Fault(Fault::Timeout) => Errno::TIMEDOUT,
-            Cause::Ended(_) | Cause::NotWaiting | Cause::DeviceLost | Cause::Fault(Fault::Closed) => {
-                Errno::CONNRESET
-            }
+            Cause::Ended(_) | Cause::NotWaiting | Cause::Fault(Fault::Closed) => Errno::CONNRESET,
+            Cause::DeviceLost => Errno::NODEV,
             Cause::BadPort(_) | Cause::Terminate(_) => Errno::PROTO,
             Cause::Fault(
                 Fault::Frame(_)
@@ -72,13 +76,13 @@ impl Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cause::Refused(Errno::CONNREFUSED, Location::Silent) => f.write_str(
-                "nothing listens at its TCP port, and nothing answers at the UDP port of the same number",
+                "no program listens at its TCP port, and none answers at the UDP port of the same number",
             ),
             Cause::Refused(Errno::CONNREFUSED, Location::Known) => {
-                f.write_str("the TCP port that its listener named refuses connections: a firewall?")
+                f.write_str("the TCP port that its listener named refuses connections: a firewall may refuse them")
             }
             Cause::Refused(Errno::CONNREFUSED, _) => {
-                f.write_str("nothing listens there, neither at TCP nor at UDP port of this number")
+                f.write_str("no program listens there, neither at TCP nor at UDP port of this number")
             }
             Cause::Refused(Errno::ACCESS | Errno::PERM, _) => {
                 f.write_str("a firewall, a route or a policy of this host forbids it")
@@ -101,19 +105,19 @@ impl Display for Cause {
             Cause::BadPort(port) => write!(f, "the peer named the impossible TCP port {port}"),
             Cause::Silent(time) => write!(
                 f,
-                "no answer in {} s: the host is down, or a firewall drops packets",
-                time.as_secs()
+                "no answer in {} ms: the host is down, or a firewall drops packets",
+                time.as_millis()
             ),
             Cause::NoFrame(time, arrived) if arrived.is_empty() => write!(
                 f,
-                "TCP connected, but the peer sent nothing in {} s: another service has the port, or the program \
+                "TCP connected, but the peer sent nothing in {} ms: another service has the port, or the program \
                  does not accept",
-                time.as_secs()
+                time.as_millis()
             ),
             Cause::NoFrame(time, arrived) => write!(
                 f,
-                "TCP connected, but the peer sent only {arrived} in {} s",
-                time.as_secs()
+                "TCP connected, but the peer sent only {arrived} in {} ms",
+                time.as_millis()
             ),
             Cause::Ended(arrived) if arrived.is_empty() => f.write_str(
                 "the peer ended the TCP connection without an answer: its program ended, or another service has \
@@ -126,6 +130,10 @@ impl Display for Cause {
                 "start-up ended with Terminate {control:#010x}: the ends need other depths or RTR messages"
             ),
             Cause::NotAttached(errno) => write!(f, "its queue pair cannot be used: {errno}"),
+            Cause::Lost(errno) => write!(
+                f,
+                "the connection was lost before its queue pair was attached: {errno}"
+            ),
             Cause::NoFirstFpdu(Errno::TIMEDOUT) => f.write_str("the initiator's first message did not arrive"),
             Cause::NoFirstFpdu(_) => f.write_str("the initiator ended the connection before its first message"),
             Cause::NotWaiting => f.write_str(
@@ -147,12 +155,19 @@ fn name(kind: CmEvent) -> &'static str {
 
 impl Engine {
     /// Logs that an address cannot be used: the call on it fails.
-    pub(super) fn say_refused(&mut self, now: Time, call: &str, address: SocketAddr, errno: Errno) {
-        if !self.lines.may_say(now) {
+    /// `is_source`: it is the source address, not the destination.
+    pub(super) fn log_refused(
+        &mut self,
+        now: Time,
+        (call, is_source): (&str, bool),
+        address: SocketAddr,
+        errno: Errno,
+    ) {
+        if !self.lines.may_log(now) {
             return;
         }
         let why = match errno {
-            Errno::ACCESS if call == "rdma_bind_addr" => {
+            Errno::ACCESS if is_source => {
                 "the system forbids it: ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
             }
             Errno::ACCESS | Errno::PERM => {
@@ -173,29 +188,24 @@ impl Engine {
     }
 
     /// Logs that a stream of a listener ended without a Request.
-    pub(super) fn say_no_request(&mut self, world: &mut World<'_>, sid: u32, cause: Cause) {
-        let Ok((local, remote)) = world.device.ends(sid) else {
-            return tracing::debug!("stream {sid}: {cause}");
-        };
-        if self.lines.may_say(world.now) {
-            tracing::warn!("a connection from {remote} to {local} brought no MPA Request: {cause}");
+    pub(super) fn log_no_request(&mut self, world: &mut World<'_>, sid: u32, cause: Cause) {
+        let may_log = self.peer_lines.may_log(world.now);
+        match may_log.then(|| world.device.ends(sid)) {
+            Some(Ok((local, remote))) => {
+                tracing::warn!("a connection from {remote} to {local} brought no MPA Request: {cause}");
+            }
+            _ => tracing::debug!("stream {sid}: {cause}"),
         }
     }
 
-    fn say_failed(
-        &mut self,
-        now: Time,
-        handle: u32,
-        call: &str,
-        cause: Cause,
-        (kind, status): (CmEvent, i32),
-    ) {
+    /// Logs that an attempt of the program failed.
+    fn log_failed(&mut self, now: Time, handle: u32, cause: Cause, (kind, status): (CmEvent, i32)) {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         if let Some(remote) = remote
-            && self.lines.may_say(now)
+            && self.lines.may_log(now)
         {
             let event = name(kind);
-            tracing::warn!("{call} {remote} failed: {cause} ({event}, status {status})");
+            tracing::warn!("rdma_connect to {remote} failed: {cause} ({event}, status {status})");
         }
     }
 
@@ -235,7 +245,7 @@ impl Engine {
         if let Some(Owner::Listener(_, responder)) = self.streams.get(&sid) {
             let time = self.default_policy.settings.responder_timeout;
             let cause = Cause::NoFrame(time, responder.arrived());
-            self.say_no_request(world, sid, cause);
+            self.log_no_request(world, sid, cause);
         }
     }
 
@@ -264,7 +274,7 @@ impl Engine {
             self.close_stream(world, sid, Close::Abort);
         }
         let (kind, status) = outcome(self.identity, cause.errno(), known_peer);
-        self.say_failed(world.now, handle, "rdma_connect to", cause, (kind, status));
+        self.log_failed(world.now, handle, cause, (kind, status));
         let mut params = EventParams::default();
         if kind == CmEvent::Rejected && self.identity.is_roce() {
             Message::Reject.pad(&mut params.private_data);
@@ -276,7 +286,7 @@ impl Engine {
     pub(super) fn establish_failed(&mut self, world: &mut World<'_>, handle: u32, cause: Cause) {
         let status = -cause.errno().raw_os_error();
         let outcome = (CmEvent::ConnectError, status);
-        self.say_failed(world.now, handle, "rdma_connect to", cause, outcome);
+        self.log_failed(world.now, handle, cause, outcome);
         self.report(world, handle, outcome.0, status, EventParams::default());
     }
 
@@ -284,7 +294,7 @@ impl Engine {
     /// error of its call.
     pub(super) fn not_established(&mut self, now: Time, handle: u32, cause: Cause) -> Errno {
         let outcome = (CmEvent::ConnectError, -cause.errno().raw_os_error());
-        self.say_failed(now, handle, "rdma_connect to", cause, outcome);
+        self.log_failed(now, handle, cause, outcome);
         cause.errno()
     }
 
@@ -304,7 +314,13 @@ impl Engine {
             Errno::TIMEDOUT => (CmEvent::Unreachable, -errno.raw_os_error()),
             _ => (CmEvent::ConnectError, -errno.raw_os_error()),
         };
-        self.say_failed(world.now, handle, "rdma_accept of", cause, (kind, status));
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        if let Some(remote) = remote
+            && self.peer_lines.may_log(world.now)
+        {
+            let event = name(kind);
+            tracing::warn!("rdma_accept of {remote} failed: {cause} ({event}, status {status})");
+        }
         let mut params = EventParams::default();
         if kind == CmEvent::Rejected {
             Message::Reject.pad(&mut params.private_data);
@@ -325,7 +341,7 @@ impl Engine {
             cause => -cause.errno().raw_os_error(),
         };
         let outcome = (CmEvent::Unreachable, status);
-        self.say_failed(world.now, handle, "rdma_connect to", cause, outcome);
+        self.log_failed(world.now, handle, cause, outcome);
         self.report(world, handle, outcome.0, status, params);
     }
 }

@@ -194,7 +194,8 @@ impl Engine {
         }
         if matches!(id.state, State::Idle) {
             let unspecified = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
-            self.bind(world, channel, handle, CmAddress::Ip(unspecified))?;
+            let unspecified = CmAddress::Ip(unspecified);
+            self.bind_for("rdma_listen", world, (channel, handle), unspecified)?;
         }
         let backlog = match backlog.cast_signed() {
             1.. if backlog < MAX_BACKLOG => backlog,

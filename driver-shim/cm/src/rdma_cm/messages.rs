@@ -9,7 +9,7 @@ use urnic_config::Identity;
 
 use super::CmEvent;
 
-/// `IB_CM_REJ_INVALID_SERVICE_ID` (IBTA vol. 1 §12.6.7.2): nobody listens at the port.
+/// `IB_CM_REJ_INVALID_SERVICE_ID` (IBTA vol. 1 §12.6.7.2): no program listens at the port.
 const REJECTED_SERVICE: i32 = 8;
 /// `IB_CM_REJ_CONSUMER_DEFINED`: the peer's program rejected the request, or ended without an
 /// answer.

@@ -57,6 +57,7 @@ mod lines;
 pub mod listing;
 mod messages;
 mod passive;
+mod spare_reads;
 #[cfg(test)]
 mod tests;
 
@@ -72,7 +73,8 @@ use crate::mpa_startup::{Accepted, Close, Depths, Initiator, Negotiated, Respond
 use crate::timers::Timers;
 use abi::DatagramParam;
 use command::Parameters;
-use lines::Lines;
+use lines::{Lines, PeerLines};
+use spare_reads::Announced;
 use urnic_config::{Config, Identity};
 
 pub use device::{Arrival, Device, Notice, World};
@@ -192,6 +194,8 @@ struct Id {
     ends: bool,
     /// The peer is urnic: only its own query gives the TCP port of the stream.
     known_peer: bool,
+    /// The peer announced a [spare Read](spare_reads).
+    spare_read: bool,
     /// The UDP ports of an id that is bound, unless its port is that of TCP: with several devices,
     /// one for each address.
     ports: Vec<u32>,
@@ -222,6 +226,7 @@ impl Id {
             reuse: false,
             ends: false,
             known_peer: false,
+            spare_read: false,
             ports: Vec::new(),
             stream_port: None,
             qkey: 0,
@@ -460,6 +465,7 @@ struct Datagrams {
     lookups: HashMap<u32, u32>,
     /// Ids that look up a TCP port, by UDP port and number of each request that they sent.
     requests: HashMap<(u32, u32), u32>,
+    announced: Announced,
     /// Ids that exist because of a peer's request.
     inquiries: HashMap<InquiryKey, u32>,
     memberships: HashMap<u32, Membership>,
@@ -484,10 +490,9 @@ struct ConnPolicy {
 
 impl ConnPolicy {
     /// The depths to negotiate for the depths that a program requests. Confirmations of delivery
-    /// need a Read: a [known](Id::known_peer) peer has a spare one for them; of any other peer at
-    /// least one is requested.
-    fn depths(&self, parameters: &Parameters, known_peer: bool) -> Depths {
-        let least = u16::from(self.delivered && !known_peer);
+    /// need a Read: the peer has a [spare one](spare_reads) for them, or at least one is requested.
+    fn depths(&self, parameters: &Parameters, spare_read: bool) -> Depths {
+        let least = u16::from(self.delivered && !spare_read);
         Depths {
             ird: Some(u16::from(parameters.responder_resources).max(least)),
             ord: Some(u16::from(parameters.initiator_depth).max(least)),
@@ -500,7 +505,7 @@ impl ConnPolicy {
         let requested = u16::from(parameters.initiator_depth);
         let ord = ord.unwrap_or(requested);
         // The program's Reads, and those that the peer accepts in total.
-        let (ord, ord_limit) = match (self.delivered, id.known_peer) {
+        let (ord, ord_limit) = match (self.delivered, id.spare_read) {
             (false, _) => (ord, 0),
             (true, true) => (ord, ord.saturating_add(1)),
             (true, false) => (ord.min(requested), ord),
@@ -514,6 +519,7 @@ impl ConnPolicy {
             delivered: self.delivered,
             terms: Terms::RdmaCm {
                 ack_timeout: id.ack_timeout.unwrap_or(self.ack_timeout),
+                // This end announced it.
                 spare_read: id.known_peer,
                 strict_rtr: self.strict_rtr,
                 rnr_grace: self.rnr_grace,
@@ -583,6 +589,7 @@ pub struct Engine {
     random: u64,
     notices: Vec<Notice>,
     lines: Lines,
+    peer_lines: PeerLines,
 }
 
 impl Engine {
@@ -608,6 +615,7 @@ impl Engine {
             random: seed,
             notices: Vec::new(),
             lines: Lines::default(),
+            peer_lines: PeerLines::default(),
         }
     }
 

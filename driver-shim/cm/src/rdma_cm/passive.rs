@@ -106,8 +106,8 @@ impl Engine {
                 match fault {
                     // A port scan, or a check whether the port is open.
                     Fault::Closed if arrived.is_empty() => {}
-                    Fault::Closed => self.say_no_request(world, sid, Cause::Ended(arrived)),
-                    fault => self.say_no_request(world, sid, Cause::Fault(fault)),
+                    Fault::Closed => self.log_no_request(world, sid, Cause::Ended(arrived)),
+                    fault => self.log_no_request(world, sid, Cause::Fault(fault)),
                 }
                 self.close_stream(world, sid, how);
             }
@@ -150,6 +150,7 @@ impl Engine {
             ack_timeout: id.ack_timeout,
             traffic_class: id.traffic_class,
             known_peer: id.stream_port.is_some(),
+            spare_read: self.datagrams.announced.take(world.now, remote),
             state: State::Over,
             ..Id::new(id.channel, id.port_space)
         };
@@ -199,7 +200,9 @@ impl Engine {
         match (&id.state, parameters) {
             (State::Answered(_), _) => {
                 let established = self.establish(world, handle);
-                established.map_err(|cause| self.not_established(world.now, handle, cause))
+                established.map_err(|cause| self.not_established(world.now, handle, cause))?;
+                self.end_if_disconnected(world, handle);
+                Ok(())
             }
             (State::Requested { .. }, Some(parameters)) => {
                 id.uid = uid;
@@ -219,7 +222,7 @@ impl Engine {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         let policy = self.policy(remote.ok_or(Errno::INVAL)?.ip());
         let id = self.ids.get_mut(&handle).ok_or(Errno::NOENT)?;
-        let known_peer = id.known_peer;
+        let spare_read = id.spare_read;
         let State::Requested {
             sid,
             responder,
@@ -252,7 +255,7 @@ impl Engine {
         }
         let Reply { bytes, negotiated } = responder
             .accept(
-                policy.depths(&parameters, known_peer),
+                policy.depths(&parameters, spare_read),
                 &parameters.private_data,
                 world.now,
             )

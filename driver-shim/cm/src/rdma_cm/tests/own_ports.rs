@@ -482,7 +482,7 @@ fn an_id_ends_during_its_query() {
             }
         });
         let seen: Vec<u32> = net.take_events(0, channel).iter().map(|event| event.2).collect();
-        assert_eq!(seen, if lost { vec![REJECTED, 11] } else { vec![] });
+        assert_eq!(seen, if lost { vec![CONNECT_ERROR, 11] } else { vec![] });
         net.advance(Duration::from_secs(30));
         assert_eq!(net.wire.borrow().ud.sent, 1);
         net.finish();

@@ -178,6 +178,28 @@ fn ids_conflict_as_in_the_port_space_of_a_kernel() {
 }
 
 #[test]
+fn a_shared_port_is_reserved_until_an_id_connects() {
+    let mut net = Net::pair();
+    let (at, _) = net.listen(1, 7471, 0);
+    let taken = |net: &mut Net| {
+        let other = idle(net, 1);
+        bind(net, 1, other, "127.0.0.1:7001")
+    };
+    let first = bound(&mut net, "127.0.0.1:7001", true).unwrap();
+    // The address of another host: binding fails, and the first id keeps its listener.
+    let failed = bound(&mut net, &format!("{OTHER_HOST}:7001"), true);
+    assert_eq!(failed.err(), Some(Errno::ADDRNOTAVAIL));
+    assert_eq!(net.wire.borrow().listening(), [7471, 7001]);
+    let second = bound(&mut net, "127.0.0.1:7001", true).unwrap();
+    assert_eq!(taken(&mut net), Err(Errno::ADDRINUSE));
+    resolve(&mut net, 0, first, None).unwrap();
+    assert_eq!(taken(&mut net), Err(Errno::ADDRINUSE));
+    assert_eq!(connect(&mut net, 0, first, at), 7001);
+    assert_eq!(net.port_of(0, second), 7001);
+    net.finish();
+}
+
+#[test]
 fn ids_with_reuseaddr_share_a_port_until_one_listens() {
     for ports in [CmPorts::Tcp, CmPorts::Own] {
         let mut config = Config::default();
@@ -196,7 +218,7 @@ fn ids_with_reuseaddr_share_a_port_until_one_listens() {
         assert_eq!(
             late.err(),
             Some(Errno::ADDRINUSE),
-            "a listener shares with nobody"
+            "a listener shares with no other id"
         );
         net.finish();
     }

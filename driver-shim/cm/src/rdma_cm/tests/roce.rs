@@ -1,8 +1,12 @@
 //! Connections of programs that see a RoCE NIC: the program brings its queue pair to RTS itself.
 
 use super::*;
+use crate::carrier::Attachment;
 use crate::qp_attr::{MANAGER_QPN, QpMask};
 use urnic_config::Identity;
+use urnic_wire::mad::{
+    IP_ADDRESSING_LEN, MAD_LEN, Mad, Message, REPLY_PRIVATE_DATA, ServiceReply, ServiceStatus, parse,
+};
 
 const INIT: u32 = 1;
 const RTR: u32 = 2;
@@ -59,6 +63,49 @@ fn the_program_reaches_rts_between_reply_and_connection() {
     }
 }
 
+/// Side, the program's Reads, and all Reads of each queue pair that was attached.
+fn reads(net: &Net) -> Vec<(usize, u16, u16)> {
+    let wire = net.wire.borrow();
+    let of = |(side, attachment): &(usize, Attachment)| (*side, attachment.ord, attachment.ord_limit);
+    wire.attached.iter().map(of).collect()
+}
+
+#[test]
+fn reads_stay_within_the_depths_of_a_peer_without_a_spare_read() {
+    let mut net = Net::new(&[roce(), roce()]);
+    let (at, _) = net.listen(1, 7471, 0);
+    let port = net.wire.borrow().listening()[0];
+    // The messages of both ends come without the announcement.
+    net.wire.borrow_mut().ud.lost = [true; 2];
+    let initiator = net.ready(0, 7471, 5, false);
+    net.connect(0, initiator, parameters(3, 4, 2, b""));
+    let mad = parse(&net.wire.borrow().ud.last).unwrap();
+    let mut bytes = [0; MAD_LEN];
+    let Message::Request(mut request) = mad.message else {
+        panic!("{mad}");
+    };
+    request.private_data[IP_ADDRESSING_LEN..].fill(0);
+    let message = Message::Request(request);
+    Mad { message, ..mad }.emit(&mut bytes);
+    net.inject_from("127.0.0.1:4791", 1, 7471, &bytes);
+    let message = Message::Reply(ServiceReply {
+        request_id: request.request_id,
+        status: ServiceStatus::VALID,
+        qpn: port.into(),
+        service_id: request.service_id,
+        qkey: 0,
+        private_data: [0; REPLY_PRIVATE_DATA],
+    });
+    Mad { message, ..mad }.emit(&mut bytes);
+    let common = net.common_port(0);
+    net.inject_from("127.0.0.1:7471", 0, common, &bytes);
+    let (id, _) = net.request(1, at);
+    net.accept(1, at, id, 200, parameters(9, 8, 8, b""));
+    establish(&mut net, initiator, 5);
+    assert_eq!(reads(&net), [(1, 4, 4), (0, 2, 2)]);
+    net.finish();
+}
+
 #[test]
 fn requests_complete_when_delivered() {
     let mut net = Net::new(&[roce(), roce()]);
@@ -75,6 +122,7 @@ fn requests_complete_when_delivered() {
             .iter()
             .all(|(_, attachment)| attachment.delivered)
     );
+    assert_eq!(reads(&net), [(1, 4, 5), (0, 2, 3)], "one more for confirmations");
     net.finish();
 }
 
@@ -211,7 +259,7 @@ fn a_rejection_has_a_reason() {
     net.connect(0, initiator, parameters(3, 1, 1, b""));
     let event = net.event(0, initiator.0).unwrap();
     let found = (event.event, event.status, event.param.private_data_len);
-    assert_eq!(found, (8, 8, 148), "nobody listens");
+    assert_eq!(found, (8, 8, 148), "no program listens");
     let (at, _) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 6, false);
     net.connect(0, initiator, parameters(3, 1, 1, b""));

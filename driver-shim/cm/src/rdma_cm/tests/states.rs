@@ -185,6 +185,25 @@ fn disconnecting_early_ends_the_connection_when_it_is_made() {
 }
 
 #[test]
+fn disconnecting_before_accept_ends_the_connection_at_accept() {
+    let mut net = Net::pair();
+    let (channel, _) = net.listen(1, 7471, 0);
+    let initiator = net.ready(0, 7471, 5, true);
+    net.connect(0, initiator, parameters(3, 1, 1, &[]));
+    let (id, _) = net.request(1, channel);
+    net.accept(1, channel, id, 200, parameters(9, 1, 1, &[]));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 5, 0)]);
+    assert_eq!(call(&mut net, "disconnect", initiator), Ok(()));
+    let accepted = net.at(0, |engine, world| {
+        engine.accept(world, initiator.0, initiator.1, 0, None)
+    });
+    assert_eq!(accepted, Ok(()));
+    net.run();
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 10, 0)]);
+    net.finish();
+}
+
+#[test]
 fn rejecting_at_the_initiator_ends_the_attempt_at_both_ends() {
     let config = Config {
         identity: Identity::Roce,
