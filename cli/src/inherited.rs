@@ -12,6 +12,8 @@ use urnic_sys::signals::{self, Signals};
 
 /// SIGPIPE was ignored when this process started.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+/// SIGCHLD was ignored. This process gives it its default action to wait for a child.
+static CHLD_IGNORED: AtomicBool = AtomicBool::new(false);
 
 // Runs before Rust's own initialisation, which is a part of the C `main`.
 #[used]
@@ -19,19 +21,23 @@ static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 static AT_START: extern "C" fn() = remember;
 
 extern "C" fn remember() {
-    let ignored = signals::action(libc::SIGPIPE).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN);
-    PIPE_IGNORED.store(ignored, Ordering::Relaxed);
+    let ignored = |signal| signals::action(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN);
+    PIPE_IGNORED.store(ignored(libc::SIGPIPE), Ordering::Relaxed);
+    CHLD_IGNORED.store(ignored(libc::SIGCHLD), Ordering::Relaxed);
 }
 
 /// Makes `command` start with the signal state that this process was started with.
 pub(crate) fn passed_on(command: &mut Command) -> &mut Command {
     let blocked = Signals::blocked();
-    // SAFETY: the closure makes two async-signal-safe calls with values that it owns, and allocates
+    // SAFETY: the closure makes async-signal-safe calls with values that it owns, and allocates
     // nothing.
     unsafe {
         command.pre_exec(move || {
             if PIPE_IGNORED.load(Ordering::Relaxed) {
                 libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+            }
+            if CHLD_IGNORED.load(Ordering::Relaxed) {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
             }
             blocked.be_mask();
             Ok(())

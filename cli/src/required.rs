@@ -4,16 +4,20 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Seek};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getpgid, getpid, getrlimit, kill_process, pidfd_open,
+    setrlimit,
+};
 use urnic_config::Identity;
-use urnic_process::usage::{Step, VARIABLE};
-use urnic_sys::signals::Signals;
+use urnic_process::usage::{self, Step};
+use urnic_sys::signals::{self, Signals};
 
 use crate::answer::Failure;
 use crate::inherited;
@@ -29,6 +33,12 @@ const FORWARDED: [i32; 6] = [
     libc::SIGUSR1,
     libc::SIGUSR2,
 ];
+/// How long a child, if a process of its group has sent a signal, may take to end by it before it
+/// gets the signal from this process.
+const GROUP_SIGNAL: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 /// Longest text of the file of steps that is read.
 const LONGEST: u64 = 1 << 20;
 
@@ -43,36 +53,41 @@ pub(crate) fn run(
     let failed = |error: std::io::Error| Failure::runtime(format!("--require: {error}"));
     let steps =
         rustix::fs::memfd_create("urnic usage", MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
-    // The processes of the command open it by this name as long as this process runs.
-    let path = format!("/proc/{}/fd/{}", std::process::id(), steps.as_raw_fd());
-    command.env(VARIABLE, path);
+    // The processes of the command find it as long as this process runs.
+    let place = usage::variable(&steps).map_err(|errno| failed(errno.into()))?;
+    command.env(usage::VARIABLE, place);
     let command = inherited::passed_on(&mut command);
     let signals = Signals::of(&FORWARDED);
     signals.block();
     let arrived = signals.descriptor().map_err(|errno| failed(errno.into()))?;
+    // If it is ignored, nobody can wait for a child.
+    signals::by_default(libc::SIGCHLD);
     let child = command.spawn().map_err(|error| not_run(&error))?;
     let status = wait(child, &arrived).map_err(failed)?;
-    let status_code = code(status);
-    let mut text = String::new();
-    let mut steps = File::from(steps);
-    let read = steps
-        .rewind()
-        .and_then(|()| steps.take(LONGEST).read_to_string(&mut text));
-    read.map_err(failed)?;
-    if Step::ReadyToSend.is_in(&text) {
-        return Ok(ExitCode::from(status_code));
-    }
-    let line = format!("{} ended and {}", name.display(), unused(&text, identity));
-    match status_code {
-        0 => Err(Failure {
-            message: line,
-            status: UNUSED,
-        }),
-        code => {
-            urnic_console::complain("urnic", &line);
-            Ok(ExitCode::from(code))
+    let text = text_of(File::from(steps)).map_err(failed)?;
+    usage::pass_on(&text);
+    if !Step::ReadyToSend.is_in(&text) {
+        let line = format!("{} ended and {}", name.display(), unused(&text, identity));
+        if status.success() {
+            return Err(Failure {
+                message: line,
+                status: UNUSED,
+            });
         }
+        urnic_console::complain("urnic", &line);
     }
+    if let Some(signal) = status.signal() {
+        end_by(signal);
+    }
+    Ok(ExitCode::from(code(status)))
+}
+
+/// The beginning of the text that the processes wrote. Any of them may have written anything.
+fn text_of(mut steps: File) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    steps.rewind()?;
+    steps.take(LONGEST).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// How far the processes came that wrote this text, and the reason if it is known.
@@ -91,43 +106,81 @@ fn unused(text: &str, identity: Identity) -> String {
     step.to_owned()
 }
 
-/// Waits for the end of the child, and passes signals on to it.
+/// Waits for the end of the child, and passes signals on to it, as far as the system permits that.
 fn wait(mut child: Child, arrived: &OwnedFd) -> std::io::Result<ExitStatus> {
-    let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
-        return child.wait();
-    };
-    let ended = pidfd_open(pid, PidfdFlags::empty())?;
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw)
+        && let Err(errno) = pass_signals_on(pid, arrived)
+    {
+        tracing::warn!("--require: the command gets no signals: {errno}");
+    }
+    child.wait()
+}
+
+/// Returns when the child has ended.
+fn pass_signals_on(child: Pid, arrived: &OwnedFd) -> Result<(), Errno> {
+    let ended = pidfd_open(child, PidfdFlags::empty())?;
     loop {
         let mut sources = [
             PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(arrived.as_fd(), PollFlags::IN),
         ];
         match poll(&mut sources, None) {
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             polled => polled?,
         };
         if !sources[0].revents().is_empty() {
-            return child.wait();
+            return Ok(());
         }
-        forward(arrived, pid)?;
+        forward(arrived, child, &ended)?;
     }
 }
 
-/// Passes one signal on. Those of the terminal go to all processes in front of it.
-fn forward(arrived: &OwnedFd, to: Pid) -> std::io::Result<()> {
-    // `struct signalfd_siginfo`: the number, and at byte 8 the code.
+/// Passes one signal on that the child has not got itself. It gets those of the terminal, except
+/// the hang-up, which only the leader of the session gets. A process of the same group may have
+/// sent the signal to the whole group, as timeout(1) does, or to this process alone, as a script
+/// does: then the child gets it a while later, if it has not ended.
+fn forward(arrived: &OwnedFd, child: Pid, ended: &OwnedFd) -> Result<(), Errno> {
+    // `struct signalfd_siginfo`: the number, at byte 8 the code, and at byte 12 the sender.
     let mut information = [0; 128];
     rustix::io::read(arrived, &mut information)?;
     let field = |at: usize| i32::from_ne_bytes([0, 1, 2, 3].map(|byte| information[at + byte]));
-    let (number, code) = (field(0), field(8));
+    let (number, code, sender) = (field(0), field(8), field(12));
     const SI_KERNEL: i32 = 0x80;
-    if code != SI_KERNEL
-        && let Some(signal) = Signal::from_named_raw(number)
+    if code == SI_KERNEL && number != libc::SIGHUP {
+        return Ok(());
+    }
+    let group = |pid: Pid| getpgid(Some(pid)).ok();
+    if let Some(sender) = Pid::from_raw(sender)
+        && code != SI_KERNEL
+        && group(sender).is_some_and(|sent| Some(sent) == group(child))
     {
+        let mut source = [PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
+        poll(&mut source, Some(&GROUP_SIGNAL))?;
+    }
+    if let Some(signal) = Signal::from_named_raw(number) {
         // A child that has just ended needs no signal.
-        let _ = kill_process(to, signal);
+        let _ = kill_process(child, signal);
     }
     Ok(())
+}
+
+/// Ends this process by the signal that ended the child, so that a shell sees it. Returns if the
+/// signal does not end processes, or not this one.
+fn end_by(number: i32) {
+    let Some(signal) = Signal::from_named_raw(number) else {
+        return;
+    };
+    // The core is the child's.
+    let no_core = Rlimit {
+        current: Some(0),
+        ..getrlimit(Resource::Core)
+    };
+    if setrlimit(Resource::Core, no_core).is_err() {
+        return;
+    }
+    signals::by_default(number);
+    Signals::none().with(number).unblock();
+    let _ = kill_process(getpid(), signal);
 }
 
 /// The exit status, as a shell shows it.

@@ -70,8 +70,8 @@ impl Host for Machine {
         false
     }
 
-    fn kernel(&self, _: &Message<'_>) -> Option<Vec<Vec<u8>>> {
-        None
+    fn kernel(&self, _: &Message<'_>) -> urnic_presence::rdma_netlink::answer::Replies {
+        Ok(None)
     }
 
     fn kernels_are_first(&self) -> bool {

@@ -121,6 +121,12 @@ pub fn action(signal: c_int) -> Option<libc::sigaction> {
     (done == 0).then_some(action)
 }
 
+/// Gives a signal its default action. Does nothing for a number that is no signal.
+pub fn by_default(signal: c_int) {
+    // SAFETY: the default action runs no code of this process.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,14 +26,14 @@ fn rdma_shows_the_device_and_its_port() {
         let rdma = |line: &str| rdma(line).env("URNIC_IDENTITY", identity).run().success();
         let devices = rdma("dev");
         assert!(
-            devices.starts_with(&format!("0: urnic0: node_type {kind} fw ")),
+            devices.starts_with(&format!("1073741824: urnic0: node_type {kind} fw ")),
             "{devices}"
         );
         assert!(rdma("link").starts_with("link urnic0/1 state ACTIVE physical_state LINK_UP netdev "));
         assert!(rdma("system").contains("copy-on-fork on"));
         let resources = rdma("res");
         assert!(
-            resources.starts_with("0: urnic0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0"),
+            resources.starts_with("1073741824: urnic0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0"),
             "{resources}"
         );
         let counters = rdma("statistic");
@@ -254,7 +254,7 @@ fn real_devices_are_shown_in_the_requested_order() {
         let hidden = run("URNIC_REAL_DEVICES=hidden", list);
         assert!(hidden.contains(ours) && !hidden.contains("siw0"), "{hidden}");
     }
-    assert!(run("", "rdma dev").contains("1024: urnic0:"));
+    assert!(run("", "rdma dev").contains("1073741824: urnic0:"));
     // What names the kernel's device is the kernel's answer, and both can be opened.
     assert!(run("", "rdma link show siw0/1").contains("link siw0/1 state ACTIVE"));
     assert!(run("", "ibv_devinfo -d siw0").contains("transport:\t\t\tiWARP"));

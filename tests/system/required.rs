@@ -1,5 +1,7 @@
 //! `urnic run --require`.
 
+use std::os::unix::process::ExitStatusExt;
+
 use urnic_tests::build::urnic;
 use urnic_tests::or_skip;
 use urnic_tests::program::Program;
@@ -29,10 +31,8 @@ fn a_program_that_must_use_the_device_fails_if_it_does_not() {
     );
     // The status of a program that fails stays.
     assert_eq!(required(&["sh", "-c", "exit 3"]).run().status.code(), Some(3));
-    assert_eq!(
-        required(&["sh", "-c", "kill -TERM $$"]).run().status.code(),
-        Some(143)
-    );
+    let ended = required(&["sh", "-c", "kill -TERM $$"]).run();
+    assert_eq!(ended.status.signal(), Some(libc::SIGTERM));
     assert_eq!(
         required(&["no-such-program-anywhere"]).run().status.code(),
         Some(127)
@@ -45,9 +45,30 @@ fn a_program_that_uses_the_device_keeps_its_status() {
     let both = "ibv_rc_pingpong -d urnic0 -g 0 -p $0 & ibv_rc_pingpong -d urnic0 -g 0 -p $0 127.0.0.1 || \
                 { sleep 1; ibv_rc_pingpong -d urnic0 -g 0 -p $0 127.0.0.1; }; wait; exit 4";
     let port = free_port().to_string();
-    let ended = required(&["sh", "-c", both, &port]).run();
+    let urnic = urnic();
+    let inner = [urnic.to_str().expect("a path"), "run", "--require", "--"];
+    let command = ["sh", "-c", both, &port];
+    let ended = required(&[&inner[..], &command].concat()).run();
     assert_eq!(ended.status.code(), Some(4));
     assert!(!ended.failure().contains("ended and"));
+}
+
+#[test]
+fn the_command_gets_the_signals_and_its_parent_waits() {
+    let loops = "trap 'exit 5' HUP; kill -HUP $PPID; for second in $(seq 60); do sleep 1; done";
+    assert_eq!(required(&["sh", "-c", loops]).run().status.code(), Some(5));
+    // The parent of urnic ignores SIGCHLD, and so does the command.
+    let ended = Program::plain("env")
+        .arg("--ignore-signal=CHLD")
+        .arg(urnic())
+        .line("run --require -- grep SigIgn: /proc/self/status")
+        .run();
+    assert_eq!(ended.status.code(), Some(87));
+    let ignored = ended.to_string();
+    let (_, mask) = ignored.split_once("SigIgn:\t").expect("a mask");
+    let mask = mask.split_whitespace().next().expect("a mask");
+    let mask = u64::from_str_radix(mask, 16).expect("a number");
+    assert_ne!(mask & 1 << (libc::SIGCHLD - 1), 0, "{ignored}");
 }
 
 #[test]

@@ -33,12 +33,16 @@ impl Driver {
         };
         let mut in_domain: HashMap<u32, u64> = HashMap::new();
         let mut on_queue: HashMap<u32, u64> = HashMap::new();
+        let mut sharing: HashMap<u32, Vec<u32>> = HashMap::new();
         for (_, qp) in &queue_pairs {
             let (send, receive) = qp.cqs();
             for cq in [send, receive] {
                 *on_queue.entry(cq).or_default() += 1;
             }
             *in_domain.entry(qp.pd()).or_default() += 1;
+            if let Some(srq) = qp.srq() {
+                sharing.entry(srq).or_default().push(qp.qpn);
+            }
             if let Some(object) = queue_pair(qp) {
                 add(qp.qpn, object);
             }
@@ -49,8 +53,7 @@ impl Driver {
             add(id, Object::CompletionQueue { entries, users });
         }
         for (id, srq) in self.objects().srqs().all() {
-            let sharing = queue_pairs.iter().filter(|(_, qp)| qp.srq() == Some(id));
-            let queue_pairs = sharing.map(|(_, qp)| qp.qpn).collect();
+            let queue_pairs = sharing.remove(&id).unwrap_or_default();
             *in_domain.entry(srq.pd()).or_default() += 1;
             let pd = srq.pd();
             add(id, Object::SharedReceiveQueue { pd, queue_pairs });
@@ -68,7 +71,9 @@ impl Driver {
         for id in self.objects().contexts().all() {
             add(id as u32, Object::Context);
         }
-        for id in self.connections().manager().lock().parts().0.listed() {
+        // Not under the manager's lock: its other users wait for it.
+        let listed = self.connections().manager().lock().parts().0.listed();
+        for id in listed {
             let is_here = |end: SocketAddr| {
                 end.ip().is_unspecified() || self.gids().iter().any(|gid| gid.ip == end.ip())
             };

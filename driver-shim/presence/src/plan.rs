@@ -24,9 +24,13 @@ pub const UVERBS_DEVICE_ABI: u32 = 1;
 /// The ABI of the connection manager's file (`RDMA_USER_CM_ABI_VERSION`).
 pub const RDMA_CM_ABI: u32 = 4;
 
-/// The first index of our devices in RDMA netlink if the machine has devices. The kernel counts
-/// from 0 on.
-const INDEX_BESIDE_REAL_DEVICES: u32 = 1024;
+/// The first index of our devices in RDMA netlink, if the kernel's devices are shown too, now or
+/// when they appear. The kernel counts from 0 on, and gives an index again only after all others.
+const INDEX_BESIDE_REAL_DEVICES: u32 = 0x4000_0000;
+
+/// The end of the name of a device's folder, as that of the name of a PCI function: NCCL takes
+/// functions of one PCI device, whose folders differ only there, for ports of one adapter.
+pub(super) const FUNCTION: &str = ":00.0";
 
 const CLASS: &str = "sys/class/infiniband";
 /// The folders of the devices, to which the class folders have links.
@@ -113,13 +117,18 @@ pub(super) struct RealDevices {
     infiniband: Vec<String>,
     uverbs: Vec<String>,
     nodes: Vec<String>,
+    /// Programs see none, also none that appears later.
+    hidden: bool,
 }
 
 impl RealDevices {
     /// The devices that programs see beside ours.
     pub(super) fn shown(option: urnic_config::RealDevices) -> RealDevices {
         match option {
-            urnic_config::RealDevices::Hidden => RealDevices::default(),
+            urnic_config::RealDevices::Hidden => RealDevices {
+                hidden: true,
+                ..RealDevices::default()
+            },
             urnic_config::RealDevices::First | urnic_config::RealDevices::Last => RealDevices::of_host(),
         }
     }
@@ -134,6 +143,7 @@ impl RealDevices {
             infiniband: list("/sys/class/infiniband"),
             uverbs: list("/sys/class/infiniband_verbs"),
             nodes: list("/dev/infiniband"),
+            hidden: false,
         }
     }
 
@@ -144,6 +154,7 @@ impl RealDevices {
             infiniband: list(infiniband),
             uverbs: list(uverbs),
             nodes: list(nodes),
+            hidden: false,
         }
     }
 
@@ -173,7 +184,7 @@ pub(super) fn shown(
     devices: impl Iterator<Item = (String, GidTable)>,
 ) -> Vec<Shown> {
     let numbered = devices.zip(real.free_uverbs()).enumerate();
-    let first_index = match real.is_empty() {
+    let first_index = match real.hidden {
         true => 0,
         false => INDEX_BESIDE_REAL_DEVICES,
     };
@@ -352,10 +363,9 @@ impl Inputs<'_> {
     }
 }
 
-/// The name of the folder of a device. It ends as the name of a PCI function: NCCL takes functions
-/// of one PCI device, whose folders differ only there, for ports of one adapter.
+/// The name of the folder of a device.
 fn folder_of(name: &str) -> String {
-    format!("{name}:00.0")
+    format!("{name}{FUNCTION}")
 }
 
 /// The number of the character devices of our devices: that of /dev/null.

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::Presence;
 use super::hw_counter::HwCounter;
-use super::plan::Shown;
+use super::plan::{FUNCTION, Shown};
 
 /// Longest path the kernel takes, with its end (`PATH_MAX`).
 pub const PATH_MAX: usize = 4096;
@@ -146,8 +146,16 @@ impl Presence {
 
 /// The counter of a file of a device, by its path.
 fn hw_counter(path: &[u8], device: &str) -> Option<HwCounter> {
-    let port: [&[u8]; 6] = [b"sys", b"class", b"infiniband", device.as_bytes(), b"ports", b"1"];
-    let in_port = rest_under(path, &port)?;
+    let device = device.as_bytes();
+    let by_class = rest_under(path, &[b"sys", b"class"]);
+    let in_class = by_class.or_else(|| {
+        // Where the link of the class folder leads.
+        let folder = rest_under(path, &[b"sys", b"devices", b"urnic"])?;
+        let name = folder.iter().position(|&byte| byte != b'/')?;
+        let rest = folder.get(name..)?.strip_prefix(device)?;
+        rest.strip_prefix(FUNCTION.as_bytes())
+    })?;
+    let in_port = rest_under(in_class, &[b"infiniband", device, b"ports", b"1"])?;
     let of = |folder: &[u8]| {
         let name = rest_under(in_port, &[folder])?;
         let slashes = name.iter().take_while(|&&byte| byte == b'/').count();
@@ -208,6 +216,19 @@ mod tests {
             Some("port_xmit_data")
         );
         assert_eq!(port(&format!("{folder}/tx_bytes")), None);
+        let real = "//sys/devices/urnic//urnic0:00.0/infiniband/urnic0/ports/1";
+        let xmit = port(&format!("{real}/counters/port_xmit_data"));
+        assert_eq!(xmit.as_deref(), Some("port_xmit_data"));
+        let bytes = port(&format!("{real}/hw_counters/tx_bytes"));
+        assert_eq!(bytes.as_deref(), Some("tx_bytes"));
+        for folder in [
+            "urnic1:00.0/infiniband/urnic0",
+            "urnic0:00.0/infiniband/urnic1",
+            "urnic0/infiniband/urnic0",
+        ] {
+            let path = format!("/sys/devices/urnic/{folder}/ports/1/counters/port_xmit_data");
+            assert_eq!(port(&path), None, "{path}");
+        }
     }
 
     #[test]

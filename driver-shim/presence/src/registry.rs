@@ -192,7 +192,13 @@ pub fn netlink_socket(fd: RawFd, anew: bool) -> Result<Option<Arc<NetlinkSocket>
     // close meanwhile.
     let program = unsafe { BorrowedFd::borrow_raw(fd) };
     let socket = NetlinkSocket::connect(program)?;
-    let before = channels().by_fd.insert(fd, Object::Netlink(Some(socket.clone())));
+    let mut channels = channels();
+    // Another thread may have closed it meanwhile.
+    if fds::verified_kind(fd) != Some(Kind::Netlink) {
+        return Ok(None);
+    }
+    let before = channels.by_fd.insert(fd, Object::Netlink(Some(socket.clone())));
+    drop(channels);
     drop(before);
     Ok(Some(socket))
 }

@@ -383,6 +383,7 @@ fn real_devices_stay_visible_and_keep_their_names() {
     let scope = identity::Scope::current();
     let devices = ["urnic0", "urnic1"].map(|name| (name.to_owned(), GidTable::default()));
     let devices = plan::shown(scope, &real, devices.into_iter());
+    assert_eq!(devices[1].netlink_index(), 0x4000_0001);
     let inputs = plan::Inputs {
         scope,
         devices: &devices,

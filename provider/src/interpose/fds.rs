@@ -189,7 +189,7 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, length: usize
         // SAFETY: the C caller's arguments.
         Some(Kind::Cm) => return unsafe { manage(fd, bytes, length) },
         // SAFETY: the C caller's arguments.
-        Some(Kind::Netlink) => return unsafe { send_request(fd, bytes, length) },
+        Some(Kind::Netlink) if is_netlink(fd) => return unsafe { send_request(fd, bytes, length) },
         _ => {}
     }
     // SAFETY: the C caller's arguments.
@@ -304,14 +304,28 @@ extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 fn netlink_socket(opened: c_int) -> c_int {
     // SAFETY: the function opened the fd just now, and the caller does not have it yet.
     let Some(opened) = (unsafe { NewFd::of(opened) }) else {
-        // Without such sockets libibverbs scans sysfs, where the presence is.
-        return refuse(Errno::PROTONOSUPPORT);
+        return match Errno::from_io_error(&std::io::Error::last_os_error()) {
+            // Without such sockets libibverbs scans sysfs, where the presence is.
+            Some(Errno::AFNOSUPPORT) => refuse(Errno::PROTONOSUPPORT),
+            _ => opened,
+        };
     };
     if let Err(errno) = guarded(|| registry::enter_netlink(opened.as_fd())) {
         opened.discard();
         return refuse(errno);
     }
     opened.give()
+}
+
+/// Whether `fd` is still the socket of RDMA netlink that was entered. If not, a raw system call has
+/// closed the socket, and the number is that of another file, which is not ours.
+#[cold]
+fn is_netlink(fd: c_int) -> bool {
+    let is = fds::verified_kind(fd) == Some(Kind::Netlink);
+    if !is {
+        forget(fd);
+    }
+    is
 }
 
 /// Answers requests to RDMA netlink, if `fd` is a socket of ours. The replies are in the socket
@@ -343,7 +357,7 @@ unsafe extern "C-unwind" fn send(fd: c_int, bytes: *const c_void, length: usize,
     // SAFETY: the C caller's arguments.
     unsafe {
         match fds::kind(fd) {
-            Some(Kind::Netlink) => send_request(fd, bytes, length),
+            Some(Kind::Netlink) if is_netlink(fd) => send_request(fd, bytes, length),
             _ => next(fd, bytes, length, flags),
         }
     }
@@ -366,7 +380,7 @@ unsafe extern "C-unwind" fn sendto(
     // SAFETY: the C caller's arguments.
     unsafe {
         match fds::kind(fd) {
-            Some(Kind::Netlink) => send_request(fd, bytes, length),
+            Some(Kind::Netlink) if is_netlink(fd) => send_request(fd, bytes, length),
             _ => next(fd, bytes, length, flags, to, to_len),
         }
     }
@@ -380,7 +394,7 @@ unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const libc::msghdr, fla
     // SAFETY: the C caller's arguments.
     unsafe {
         match fds::kind(fd) {
-            Some(Kind::Netlink) => send_gathered(fd, message),
+            Some(Kind::Netlink) if is_netlink(fd) => send_gathered(fd, message),
             _ => next(fd, message, flags),
         }
     }

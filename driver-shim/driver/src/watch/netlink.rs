@@ -1,17 +1,19 @@
 //! Requests to RDMA netlink: their answers describe the presence of this process, and the objects
 //! and counters of all processes of this user that see it.
 
+use std::cell::OnceCell;
 use std::os::fd::{BorrowedFd, RawFd};
 
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use urnic_config::{Identity, RealDevices};
-use urnic_presence::rdma_netlink::answer::{self, CharDevice, Device, Host, Resource};
+use urnic_presence::rdma_netlink::answer::{self, CharDevice, Device, Host, Replies, Resource};
 use urnic_presence::rdma_netlink::kernel;
 use urnic_presence::rdma_netlink::message::Message;
 use urnic_presence::{HwCounter, Presence, Shown, registry};
 
 use super::requests;
+use super::snapshot::{Objects, Snapshot};
 
 /// `enum rdma_node_type`.
 const NODE_CA: u8 = 1;
@@ -22,6 +24,10 @@ struct Seen<'a> {
     presence: &'a Presence,
     devices: Vec<Device>,
     copies_on_fork: bool,
+    /// The answers of the processes, once for all devices and requests: one that is stopped holds
+    /// the program up once.
+    objects: OnceCell<Vec<Objects>>,
+    snapshots: OnceCell<Vec<Snapshot>>,
     /// The netlink port of the program's socket.
     port: u32,
 }
@@ -43,6 +49,8 @@ pub fn answer(fd: RawFd, requests: &[u8], copies_on_fork: bool) -> Result<(), Er
             .map(|shown| described(presence, shown))
             .collect(),
         copies_on_fork,
+        objects: OnceCell::new(),
+        snapshots: OnceCell::new(),
         port: socket.port(),
     };
     let datagrams = answer::answer(requests, socket.port(), &seen);
@@ -96,15 +104,18 @@ impl Host for Seen<'_> {
     }
 
     fn resources(&self, device: &Device) -> Vec<Resource> {
-        requests::objects(self.presence)
-            .into_iter()
+        self.objects
+            .get_or_init(|| requests::objects(self.presence))
+            .iter()
             .filter(|objects| objects.name == device.name)
-            .flat_map(|objects| objects.all)
+            .flat_map(|objects| objects.all.iter().cloned())
             .collect()
     }
 
     fn counters(&self, device: &Device) -> Vec<(String, u64)> {
-        let snapshots = requests::of_presence(self.presence);
+        let snapshots = self
+            .snapshots
+            .get_or_init(|| requests::of_presence(self.presence));
         let of_device = || snapshots.iter().filter(|snapshot| snapshot.name == device.name);
         HwCounter::all()
             .map(|counter| {
@@ -122,9 +133,9 @@ impl Host for Seen<'_> {
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_ADMIN))
     }
 
-    fn kernel(&self, request: &Message<'_>) -> Option<Vec<Vec<u8>>> {
+    fn kernel(&self, request: &Message<'_>) -> Replies {
         match self.presence.real_devices() {
-            RealDevices::Hidden => None,
+            RealDevices::Hidden => Ok(None),
             RealDevices::First | RealDevices::Last => kernel::ask(request, self.port),
         }
     }

@@ -8,12 +8,15 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::kernel;
 use super::message::{Attributes, HEADER, Header, Message, Writer, flag, kind};
 use super::uapi::{NLDEV, attr, client, cmd, command, message_type};
 
 /// Most bytes of a datagram with parts of a dump, as the kernel's (`NLMSG_GOODSIZE`): programs
 /// receive with buffers of one page.
 const DATAGRAM: usize = 3776;
+/// Most requests in a buffer that are executed; the others fail with `ENOBUFS`. Programs send one.
+const REQUESTS: usize = 16;
 /// Most bytes of one entry of a table of objects.
 const ENTRY: usize = 512;
 
@@ -123,6 +126,9 @@ pub enum Object {
     },
 }
 
+/// The kernel's messages; `None` if it has no RDMA netlink, or its devices are hidden.
+pub type Replies = Result<Option<Vec<Vec<u8>>>, Errno>;
+
 /// What the answers need to know of the host and its processes.
 pub trait Host {
     /// The devices of ours that the program sees.
@@ -137,9 +143,11 @@ pub trait Host {
     fn copies_on_fork(&self) -> bool;
     /// Whether the process has `CAP_NET_ADMIN`.
     fn may_administer(&self) -> bool;
-    /// The messages with which the kernel replies to a request; `None` if the kernel has no RDMA
-    /// netlink, or its devices are hidden.
-    fn kernel(&self, request: &Message<'_>) -> Option<Vec<Vec<u8>>>;
+    /// The messages with which the kernel replies to a request.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    fn kernel(&self, request: &Message<'_>) -> Replies;
     /// Whether a dump of all devices has the kernel's before ours.
     fn kernels_are_first(&self) -> bool;
 }
@@ -234,8 +242,8 @@ const ADMINISTRATIVE: [u16; 12] = [
 
 /// The outcome of a request.
 enum Outcome {
-    /// The kernel's messages, which contain its acknowledgement.
-    Kernel(Vec<Vec<u8>>),
+    /// All messages, with the acknowledgement or the end of the dump.
+    Complete(Vec<Vec<u8>>),
     /// One reply, or none.
     Reply(Option<Writer>),
     /// The parts of a dump.
@@ -246,17 +254,18 @@ enum Outcome {
 /// sent.
 pub fn answer(buffer: &[u8], port: u32, host: &dyn Host) -> Vec<Vec<u8>> {
     let mut datagrams = Vec::new();
-    for message in Message::all(buffer) {
+    for (index, message) in Message::all(buffer).enumerate() {
         let header = message.header;
         let is_request = header.flags & flag::REQUEST != 0 && header.kind >= kind::FIRST;
         let request = Request { message, port, host };
         let outcome = match is_request {
+            true if index >= REQUESTS => Err(Errno::NOBUFS),
             true => request.outcome(),
             false => Ok(Outcome::Reply(None)),
         };
         let acknowledge = header.flags & flag::ACK != 0;
         match outcome {
-            Ok(Outcome::Kernel(messages)) => datagrams.extend(packed(messages)),
+            Ok(Outcome::Complete(messages)) => datagrams.extend(packed(messages)),
             Ok(Outcome::Dump(mut messages)) => {
                 messages.push(request.done(0));
                 datagrams.extend(packed(messages));
@@ -343,8 +352,8 @@ impl<'a> Request<'a> {
                 _ => {}
             }
         }
-        if let Some(messages) = self.host.kernel(&self.message) {
-            return Ok(Outcome::Kernel(messages));
+        if let Some(messages) = self.host.kernel(&self.message)? {
+            return Ok(Outcome::Complete(messages));
         }
         match self.command() {
             _ if client(self.message.header.kind) != NLDEV => Err(Errno::INVAL),
@@ -398,9 +407,13 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The answer to a dump of all devices: the kernel's devices, and ours.
+    /// The answer to a dump of all devices: the kernel's devices, and ours. Ours are there also if
+    /// the kernel cannot be asked.
     fn of_all(&self) -> Outcome {
-        let replied = self.host.kernel(&self.message).unwrap_or_default();
+        let asked = self.host.kernel(&self.message);
+        let replied = asked.unwrap_or_default().unwrap_or_default();
+        let last = replied.last().and_then(|message| Message::first(message));
+        let is_cut = last.is_some_and(|(last, _)| last.header.flags & flag::DUMP_INTERRUPTED != 0);
         let of_a_device = |message: &Vec<u8>| {
             Message::first(message).is_some_and(|(message, _)| message.header.kind >= kind::FIRST)
         };
@@ -413,10 +426,15 @@ impl<'a> Request<'a> {
             }
             part.finish()
         });
-        Outcome::Dump(match self.host.kernels_are_first() {
+        let mut all: Vec<Vec<u8>> = match self.host.kernels_are_first() {
             true => kernels.into_iter().chain(ours).collect(),
             false => ours.chain(kernels).collect(),
-        })
+        };
+        if is_cut {
+            all.push(kernel::cut_off(self.header(0)));
+            return Outcome::Complete(all);
+        }
+        Outcome::Dump(all)
     }
 
     fn system(&self) -> Outcome {

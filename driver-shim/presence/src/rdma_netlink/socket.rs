@@ -17,6 +17,7 @@ use rustix::net::{
     socket_with, sockopt,
 };
 
+use super::kernel;
 use super::message::{Header, Message, Writer, flag, kind};
 use urnic_process::fds::InternalFd;
 
@@ -77,7 +78,8 @@ impl NetlinkSocket {
     }
 
     /// Queues datagrams in the program's socket, of which `program` is a descriptor. Datagrams for
-    /// which there is no room are left out, and the end of the dump says that it is incomplete.
+    /// which there is no room are left out: the end of a dump says that it is incomplete, and each
+    /// further request fails with `ENOBUFS`.
     ///
     /// # Errors
     /// `ECONNREFUSED` if the socket is connected to another one by now: another process, which
@@ -86,7 +88,9 @@ impl NetlinkSocket {
         for (index, datagram) in datagrams.iter().enumerate() {
             match self.send(datagram) {
                 Ok(()) => {}
-                Err(Errno::AGAIN) if index > 0 => return self.cut_short(program, datagram),
+                Err(Errno::AGAIN) if index > 0 => {
+                    return self.cut_short(program, datagrams.get(index..).unwrap_or_default());
+                }
                 Err(Errno::AGAIN) => return Err(Errno::NOBUFS),
                 Err(errno) => return Err(errno),
             }
@@ -106,22 +110,44 @@ impl NetlinkSocket {
         }
     }
 
-    /// Ends the dump of which this datagram is a part.
-    fn cut_short(&self, program: BorrowedFd<'_>, datagram: &[u8]) -> Result<(), Errno> {
-        let Some((part, _)) = Message::first(datagram) else {
-            return Ok(());
-        };
-        let mut end = Writer::new(Header {
-            kind: kind::DONE,
-            flags: flag::MULTI | flag::DUMP_INTERRUPTED,
-            ..part.header
-        });
-        end.raw(&0i32.to_ne_bytes());
+    /// Ends the requests to which these datagrams belong, of which none has room.
+    fn cut_short(&self, program: BorrowedFd<'_>, datagrams: &[Vec<u8>]) -> Result<(), Errno> {
         set_buffer(program, self.buffer)?;
-        let sent = self.send(&end.finish());
+        let first = |datagram: &Vec<u8>| Some(Message::first(datagram)?.0.header);
+        let mut ended = None;
+        let mut sent = Ok(());
+        for header in datagrams.iter().filter_map(first) {
+            if ended == Some(header.sequence) {
+                continue;
+            }
+            let is_dump = header.flags & flag::MULTI != 0;
+            sent = sent.and_then(|()| {
+                self.send(&match is_dump && ended.is_none() {
+                    true => kernel::cut_off(header),
+                    false => no_room(header),
+                })
+            });
+            ended = Some(header.sequence);
+        }
         set_buffer(program, self.buffer.saturating_sub(RESERVED))?;
         sent
     }
+}
+
+/// The error of a request whose reply, with this header, has no room.
+fn no_room(reply: Header) -> Vec<u8> {
+    let mut error = Writer::new(Header {
+        kind: kind::ERROR,
+        flags: flag::CAPPED,
+        ..reply
+    });
+    let request = Header {
+        flags: flag::REQUEST,
+        ..reply
+    };
+    let code = -Errno::NOBUFS.raw_os_error();
+    error.raw(&code.to_ne_bytes()).raw(&Writer::new(request).finish());
+    error.finish()
 }
 
 /// Sets the receive buffer of a socket, beyond the limit of the system if the process may do that.
@@ -213,11 +239,19 @@ mod tests {
         });
         part.put(1, &[0; 3000]);
         let part = part.finish();
-        let parts = vec![part.clone(); 20_000];
+        let mut parts = vec![part.clone(); 20_000];
+        let mut next = part.clone();
+        next[8..12].copy_from_slice(&4u32.to_ne_bytes());
+        parts.extend([next.clone(), next]);
         // Again, after the first dump was read.
         for _ in 0..2 {
             other_end.queue(program.as_fd(), &parts).unwrap();
             let mut messages = std::iter::from_fn(|| received(&program)).collect::<Vec<_>>();
+            let error = messages.pop().expect("an error of the next request");
+            let (error, _) = Message::first(&error).expect("a message");
+            assert_eq!((error.header.kind, error.header.sequence), (kind::ERROR, 4));
+            let code = error.bytes[16..20].try_into().expect("4 bytes");
+            assert_eq!(i32::from_ne_bytes(code), -Errno::NOBUFS.raw_os_error());
             let last = messages.pop().expect("an end");
             let (end, _) = Message::first(&last).expect("a message");
             assert_eq!(

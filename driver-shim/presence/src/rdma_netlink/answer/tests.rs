@@ -106,8 +106,8 @@ impl Host for Machine {
         self.administrator
     }
 
-    fn kernel(&self, _: &Message<'_>) -> Option<Vec<Vec<u8>>> {
-        self.kernel.clone()
+    fn kernel(&self, _: &Message<'_>) -> Replies {
+        Ok(self.kernel.clone())
     }
 
     fn kernels_are_first(&self) -> bool {
