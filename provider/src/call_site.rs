@@ -5,7 +5,9 @@ use std::ffi::{OsStr, c_void};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use urnic_sync::Mutex;
 use urnic_sys::loader::{Containing, base_of, file_of};
 
 /// Most frames of a place.
@@ -54,8 +56,8 @@ pub(crate) struct CallSite {
 impl CallSite {
     /// The place from which the running verb was called.
     pub(crate) fn here() -> CallSite {
-        let mut addresses = Vec::new();
-        backtrace::trace(|frame| {
+        let mut addresses = Vec::with_capacity(MOST_FRAMES);
+        walk(|frame| {
             addresses.push(frame.ip().addr());
             addresses.len() < MOST_FRAMES
         });
@@ -185,9 +187,37 @@ pub(crate) fn of_interrupted(pc: usize, mut take: impl FnMut(usize)) {
         }
         taken < MOST_FRAMES && (is_interrupted || of_handler < MOST_OF_HANDLER)
     };
+    walk(|frame| each(frame));
+}
+
+/// Gives `each` the frames of the calling thread, until it returns false. Takes no lock.
+fn walk(each: impl FnMut(&backtrace::Frame) -> bool) {
     // SAFETY: a thread walks its own stack, by libgcc's unwinder, which synchronises what it shares
     // with other threads; the crate's lock is for platforms whose unwinder does not.
-    unsafe { backtrace::trace_unsynchronized(|frame| each(frame)) };
+    unsafe { backtrace::trace_unsynchronized(each) };
+}
+
+/// The lock of the debug information that `backtrace` has read.
+static DEBUG_INFORMATION: Mutex<()> = Mutex::new(());
+/// Whether a thread of the parent had that lock at the fork: what it has left is then not used.
+static IS_LEFT_HALF_READ: AtomicBool = AtomicBool::new(false);
+
+/// To be called in the child after every fork.
+pub(crate) fn after_fork_in_child() {
+    if DEBUG_INFORMATION.try_lock().is_none() {
+        IS_LEFT_HALF_READ.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Gives `each` the function at an address, and those into which it is inlined, if they are known.
+fn resolve(address: usize, each: impl FnMut(&backtrace::Symbol)) {
+    if IS_LEFT_HALF_READ.load(Ordering::Relaxed) {
+        return;
+    }
+    let _read = DEBUG_INFORMATION.lock();
+    // SAFETY: only this function calls this part of the crate, one thread at a time; in a child
+    // never after a call that the fork has ended.
+    unsafe { backtrace::resolve_unsynchronized(address as *mut c_void, each) };
 }
 
 /// Whether a frame is of libc's code that starts `main` or a thread.
@@ -207,7 +237,7 @@ fn is_start(frame: &str) -> bool {
 fn described(address: usize, object: Option<&Containing>) -> Vec<String> {
     let mut frames = Vec::new();
     // `resolve` looks before the address by itself.
-    backtrace::resolve(address as *mut c_void, |symbol| {
+    resolve(address, |symbol| {
         let Some(name) = symbol.name() else { return };
         let name = format!("{name:#}");
         frames.push(match (symbol.filename(), symbol.lineno(), object) {

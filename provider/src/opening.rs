@@ -103,6 +103,7 @@ pub(crate) fn alloc_context(device: ListedDevice, cmd_fd: c_int) -> Result<NewCo
     let name = device.name();
     let opened = || {
         let (shown, driver) = open_device(name)?;
+        urnic_presence::fork::opened_device();
         let file = File::open(cmd_fd, shown, driver)?;
         Context::make(device.library(), file, Events::new)
     };

@@ -11,9 +11,10 @@ use urnic_presence::fork;
 
 use crate::first_search::{SEARCHED, first_search};
 use crate::guard::guarded;
+use crate::refusals::PLACES;
 use crate::register::{self, REGISTERED};
 use crate::strict::{self, CallSite, Kind, Rule};
-use crate::{exit, interpose, real, trace};
+use crate::{call_site, exit, interpose, real, trace};
 use urnic_sys::loader::{base_of, definition};
 
 unsafe extern "C" {
@@ -145,6 +146,8 @@ unsafe extern "C" fn after_fork_in_child() {
     fork::in_child();
     SEARCHED.after_fork_in_child();
     REGISTERED.after_fork_in_child();
+    PLACES.after_fork_in_child();
+    call_site::after_fork_in_child();
     fault::after_fork_in_child();
     strict::after_fork_in_child();
 }

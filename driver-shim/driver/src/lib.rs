@@ -56,7 +56,7 @@ pub use memory::{Mr, Reregistration, prefetch};
 pub use objects::{AsyncEvent, Context, ContextEvents, Pd};
 pub use process::{abandon_in_child, addresses, exit, failed, snapshots};
 pub use rdma_cm::channel::{CmChannel, cm_write};
-pub use refusal::{MAX_INLINE, Reason, Refusal, Refused, at_most, note_refused};
+pub use refusal::{MAX_INLINE, Reason, Refusal, Refused, at_most, set_last_refused};
 pub use urnic_cm::qp_attr::{QpAttr, QpCaps, QpMask};
 pub use urnic_process::addressing::{AddressVector, Gid};
 pub use watch::Failures;

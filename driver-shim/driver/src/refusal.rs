@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use urnic_sync::Mutex;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -292,7 +292,7 @@ impl fmt::Display for Reason {
             }
             Reason::OnlyRoce(kind) => write!(f, "iWARP has no {kind} queue pairs: --identity roce"),
             Reason::Rule(rule) => f.write_str(rule),
-            Reason::Planned => f.write_str("the plan of faults says so"),
+            Reason::Planned => f.write_str("a planned fault"),
         }
     }
 }
@@ -318,20 +318,17 @@ pub struct Refused {
     pub count: u64,
 }
 
-/// The last refused call of this process.
-static LAST: Mutex<Option<Refused>> = Mutex::new(None);
+/// What returns the last refused call of this process.
+static LAST: OnceLock<fn() -> Option<Refused>> = OnceLock::new();
 
-/// Notes the last refused call, for snapshots. Never waits: in a forked child a thread of the
-/// parent may have held the lock.
-pub fn note_refused(refused: Refused) {
-    if let Some(mut last) = LAST.try_lock() {
-        *last = Some(refused);
-    }
+/// Sets what returns the last refused call of this process, for snapshots.
+pub fn set_last_refused(last: fn() -> Option<Refused>) {
+    let _ = LAST.set(last);
 }
 
 /// The last refused call of this process.
 pub(crate) fn last_refused() -> Option<Refused> {
-    LAST.lock().clone()
+    LAST.get().and_then(|last| last())
 }
 
 #[cfg(test)]

@@ -46,6 +46,20 @@ impl CreationProcess {
     }
 }
 
+/// The generation that has opened a device last.
+static OPENED: AtomicU32 = AtomicU32::new(0);
+
+/// To be called when this process has opened a device.
+pub fn opened_device() {
+    OPENED.store(GENERATION.0.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Whether this process is a forked child that has opened no device: all of its objects are the
+/// parent's.
+pub fn is_child_without_device() -> bool {
+    OPENED.load(Ordering::Relaxed) != GENERATION.0.load(Ordering::Relaxed)
+}
+
 /// A lock on the state of one process. A child continues with the parent's state, unless another
 /// thread held the lock at the fork: then the child starts with a new default state.
 #[derive(Debug)]

@@ -12,11 +12,11 @@ use std::ffi::c_int;
 
 use rustix::io::Errno;
 use urnic_device::vocabulary::QpState;
-use urnic_driver::Reason;
+use urnic_driver::{Reason, Refusal};
 use urnic_rdma_core::{ibv_recv_wr, ibv_send_wr};
 
 use super::qp::Qp;
-use super::receive_queue::FULL;
+use super::receive_queue::{FULL, NotPosted};
 use super::srq::Srq;
 use crate::from_c::{Out, Requests};
 use crate::guard::contained;
@@ -46,6 +46,7 @@ pub(super) fn post_send(
         return requests.refuse(bad, Errno::IO);
     }
     let mut result = Ok(());
+    let mut refusal = None;
     let driver = qp.driver;
     let doorbell = {
         let mut side = qp.sends.side.hold();
@@ -54,14 +55,14 @@ pub(super) fn post_send(
             while let Some(wr) = requests.take() {
                 result = queue.post(wr);
                 if let Err(errno) = result {
-                    refused(qp, "post_send", errno, || queue.why_refused(wr));
+                    refusal = refused(qp, "post_send", errno, || queue.why_refused(wr));
                     break;
                 }
             }
         } else {
             result = Err(Errno::INVAL);
             let state = qp.device.last_state();
-            refused(qp, "post_send", Errno::INVAL, || Reason::PostsNothing(state));
+            refusal = refused(qp, "post_send", Errno::INVAL, || Reason::PostsNothing(state));
         }
         qp.sends.release_queue(&qp.device, side)
     };
@@ -71,7 +72,10 @@ pub(super) fn post_send(
     }
     match result {
         Ok(()) => 0,
-        Err(errno) => requests.refuse(bad, errno),
+        Err(errno) => {
+            report("post_send", refusal);
+            requests.refuse(bad, errno)
+        }
     }
 }
 
@@ -88,10 +92,11 @@ pub(super) fn post_recv(
         return requests.refuse(bad, Errno::IO);
     }
     if qp.shares_receives() || !qp.device.takes_receives() {
-        refused(qp, "post_recv", Errno::INVAL, || match qp.shares_receives() {
+        let refusal = refused(qp, "post_recv", Errno::INVAL, || match qp.shares_receives() {
             true => Reason::Rule("the queue pair takes the receives of its SRQ"),
             false => Reason::PostsNothing(qp.device.last_state()),
         });
+        report("post_recv", refusal);
         return requests.refuse(bad, Errno::INVAL);
     }
     let driver = qp.driver;
@@ -103,7 +108,7 @@ pub(super) fn post_recv(
     if let Some(doorbell) = doorbell {
         contained(|| driver.ring(doorbell));
     }
-    result.map_or_else(Errno::raw_os_error, |()| 0)
+    answer("post_recv", result)
 }
 
 /// `ibv_post_srq_recv(3)`: EINVAL for too many elements, ENOMEM when the queue is full, EIO in a
@@ -125,26 +130,47 @@ pub(super) fn post_srq_recv(
     if let Some(doorbell) = doorbell {
         contained(|| driver.ring(doorbell));
     }
-    result.map_or_else(Errno::raw_os_error, |()| 0)
+    answer("post_srq_recv", result)
 }
 
-/// Reports why a request is refused: to the option `strict`, else to the log. A queue that is full
-/// is a finding, but no refusal. To be called before the requests that precede it are published.
+/// The answer of a verb that posts receives, after the queue is released.
+fn answer(verb: &'static str, result: Result<(), NotPosted>) -> c_int {
+    result.map_or_else(
+        |not_posted| {
+            report(verb, not_posted.refusal);
+            not_posted.errno.raw_os_error()
+        },
+        |()| 0,
+    )
+}
+
+/// Tells the option `strict` why a request is refused; without it, returns the refusal for
+/// [`report`]. A queue that is full is a finding, but no refusal. To be called before the requests
+/// that precede it are published.
 #[cold]
-pub(super) fn refused(qp: &Qp, verb: &'static str, errno: Errno, reason: impl FnOnce() -> Reason) {
-    contained(|| {
-        if errno == Errno::NOMEM {
-            if let Some(check) = qp.ledger.check() {
-                check.refused(FULL, true);
-            }
-            return;
-        }
-        let refusal = reason().with(errno);
-        match qp.ledger.check() {
-            Some(check) => check.refused(&format!("ibv_{verb}: {refusal}"), false),
-            None => {
-                reported(verb, refusal);
-            }
-        }
+pub(super) fn refused(
+    qp: &Qp,
+    verb: &'static str,
+    errno: Errno,
+    reason: impl FnOnce() -> Reason,
+) -> Option<Refusal> {
+    let mut refusal = None;
+    contained(|| match (errno, qp.ledger.check()) {
+        (Errno::NOMEM, Some(check)) => check.refused(FULL, true),
+        (Errno::NOMEM, None) => {}
+        (_, Some(check)) => check.refused(&format!("ibv_{verb}: {}", reason().with(errno)), false),
+        (_, None) => refusal = Some(reason().with(errno)),
     });
+    refusal
+}
+
+/// Reports a refusal, if there is one, to the log. To be called after the queue is released and the
+/// device has its doorbell: it takes long.
+#[cold]
+pub(super) fn report(verb: &'static str, refusal: Option<Refusal>) {
+    if let Some(refusal) = refusal {
+        contained(|| {
+            reported(verb, refusal);
+        });
+    }
 }

@@ -16,7 +16,7 @@ use zerocopy::Unalign;
 
 use super::ah::Ah;
 use super::gated_sends::{Building, SendSide};
-use super::post::{refused, takes_sends};
+use super::post::{refused, report, takes_sends};
 use super::qp::{Parents, Qp};
 use super::send_queue::{Entry, SendQueue};
 use crate::context::OpenContext;
@@ -248,9 +248,10 @@ fn wr_complete(to: Builder<'_>) -> c_int {
         building.fail(Errno::INVAL);
     }
     let error = building.error;
+    let mut refusal = None;
     if let Some(errno) = error {
         queue.rewind(building.mark);
-        refused(to.qp, "wr_complete", errno, || match to.qp.device.last_state() {
+        refusal = refused(to.qp, "wr_complete", errno, || match to.qp.device.last_state() {
             state if !takes_sends(state) => Reason::PostsNothing(state),
             _ => Reason::Rule(
                 "a request since ibv_wr_start is not one of the queue pair's, or exceeds max_send_sge or max_inline_data",
@@ -258,7 +259,9 @@ fn wr_complete(to: Builder<'_>) -> c_int {
         });
     }
     to.finish(side);
-    error.map_or(0, Errno::raw_os_error)
+    let Some(errno) = error else { return 0 };
+    report("wr_complete", refusal);
+    errno.raw_os_error()
 }
 
 fn wr_abort(to: Builder<'_>) {

@@ -19,13 +19,20 @@ use super::ledger::Ledger;
 use crate::from_c::{Out, Request, Requests};
 use crate::guard::contained;
 use crate::probes;
-use crate::refusals::reported;
 use crate::strict::{self, Element, SharedCheck};
-use urnic_driver::Reason;
 use urnic_driver::rings::Ring;
+use urnic_driver::{Reason, Refusal};
 
 /// A queue has no room for a request.
 pub(super) const FULL: &str = "the queue is full: as many requests are outstanding as it has room for";
+
+/// Why a request is not posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotPosted {
+    pub(crate) errno: Errno,
+    /// To be reported when the queue is released.
+    pub(crate) refusal: Option<Refusal>,
+}
 
 /// The size of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,17 +176,17 @@ impl ReceiveQueue {
 
     /// Writes a list of work requests, and publishes those before the first that cannot be taken,
     /// to which `bad` then leads. Returns the producer index to ring with, if the device requests a
-    /// ring, and the error.
+    /// ring, and why it is not the whole list.
     pub(crate) fn post_list(
         &mut self,
         mut requests: Requests<'_, ibv_recv_wr>,
         bad: Option<Out<'_, *mut ibv_recv_wr>>,
-    ) -> (Option<u32>, Result<(), Errno>) {
+    ) -> (Option<u32>, Result<(), NotPosted>) {
         let mut result = Ok(());
         while let Some(wr) = requests.take() {
-            result = self.post(wr);
-            if let Err(errno) = result {
-                self.refused(errno, requests.last_count());
+            if let Err(errno) = self.post(wr) {
+                let refusal = self.refused(errno, requests.last_count());
+                result = Err(NotPosted { errno, refusal });
                 requests.refused_at(bad);
                 break;
             }
@@ -187,33 +194,29 @@ impl ReceiveQueue {
         (self.publish(), result)
     }
 
-    /// Reports why a request of that many elements is refused, as [`post`](super::post) does.
+    /// Tells the option `strict` why a request of that many elements is refused; without it,
+    /// returns the refusal.
     #[cold]
-    fn refused(&self, errno: Errno, elements: c_int) {
-        let verb = if self.ledger.is_some() {
-            "post_recv"
-        } else {
-            "post_srq_recv"
+    fn refused(&self, errno: Errno, elements: c_int) -> Option<Refusal> {
+        let (verb, limit) = match self.ledger {
+            Some(_) => ("post_recv", "max_recv_sge"),
+            None => ("post_srq_recv", "max_sge"),
         };
         let reason = Reason::Exceeds {
             argument: "num_sge",
             given: (elements as u32).into(),
-            limit: if self.ledger.is_some() {
-                "max_recv_sge"
-            } else {
-                "max_sge"
-            },
+            limit,
             most: self.shape.max_sge.into(),
         };
         let check = self.ledger.as_ref().and_then(|ledger| ledger.check());
+        let mut refusal = None;
         contained(|| match (errno, check) {
             (Errno::NOMEM, Some(check)) => check.refused(FULL, false),
             (Errno::NOMEM, None) => {}
             (_, Some(check)) => check.refused(&format!("ibv_{verb}: {}", reason.with(errno)), false),
-            (_, None) => {
-                reported(verb, reason.with(errno));
-            }
+            (_, None) => refusal = Some(reason.with(errno)),
         });
+        refusal
     }
 
     /// The number of slots that were freed.

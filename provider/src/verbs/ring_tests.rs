@@ -494,7 +494,7 @@ fn receives_fill_their_ring_and_completions_free_slots() {
             sg_list: list.as_mut_ptr(),
             num_sge,
         };
-        queue.post_list(one(&wr), None).1
+        queue.post_list(one(&wr), None).1.map_err(|error| error.errno)
     };
     for id in 0..23u64 {
         let count = id as usize % 4;
@@ -588,7 +588,7 @@ fn requests_and_lists_in_packed_structs_are_taken() {
     // SAFETY: the variable exists.
     let at = unsafe { Out::from_c(&raw mut bad.wr) };
     let (_, result) = queue.post_list(one(&raw const first.wr), Some(at));
-    assert_eq!(result, Err(Errno::INVAL));
+    assert_eq!(result.map_err(|error| error.errno), Err(Errno::INVAL));
     let bad = bad.wr;
     assert_eq!(bad, &raw mut second.wr);
     let entry = ring.bytes(0, 64);
