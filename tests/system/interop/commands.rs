@@ -188,9 +188,10 @@ fn page(rows: &[Row], results: &[[&str; 4]]) -> String {
     let passes = |column: usize| results.iter().filter(|row| row[column] != "no").count();
     let mut text = format!(
         "# Commands over siw, rxe and urnic\n\n\
-         The commands below ran over Linux' soft-iWARP (`siw`) and soft-RoCE (`rdma_rxe`) in one guest with Debian 12's\n\
-         kernel, and over urnic with both identities, between two programs of one host. \"yes\" means that the client succeeded, and the\n\
-         server, if it ended. urnic must run with `identity=iwarp` what runs over siw, and with `identity=roce` what runs over rxe.\n\n\
+         The commands below ran over Linux's soft-iWARP (`siw`) and soft-RoCE (`rdma_rxe`) in one guest with Debian 12's\n\
+         kernel, and over urnic with both identities, between two programs of one host. \"yes\" means that the\n\
+         client succeeded, and so did the server if it ended. A command that runs over siw must run over urnic with\n\
+         `identity=iwarp`, and one that runs over rxe with `identity=roce`, except where the last column has a reason.\n\n\
          Generated from `{COMMANDS}` by `URNIC_REGENERATE=1 cargo test -p urnic-tests --test system --\n\
          --ignored interop::commands`. `make interop` runs that test, which fails if a result of urnic differs. Device, port, address\n\
          and `-F` are left out.\n\n\
