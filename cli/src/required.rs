@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, getpgid, getpid, getrlimit, kill_process, pidfd_open,
-    setrlimit,
+    DumpableBehavior, Pid, PidfdFlags, Signal, getpgid, getpid, getsid, kill_process, pidfd_open,
+    set_dumpable_behavior,
 };
 use urnic_config::Identity;
 use urnic_process::usage::{self, Step};
@@ -111,7 +111,9 @@ fn wait(mut child: Child, arrived: &OwnedFd) -> std::io::Result<ExitStatus> {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw)
         && let Err(errno) = pass_signals_on(pid, arrived)
     {
-        tracing::warn!("--require: the command gets no signals: {errno}");
+        tracing::warn!("--require: cannot forward signals to the command: {errno}");
+        // They end this process instead.
+        Signals::of(&FORWARDED).unblock();
     }
     child.wait()
 }
@@ -136,17 +138,21 @@ fn pass_signals_on(child: Pid, arrived: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// Passes one signal on that the child has not got itself. It gets those of the terminal, except
-/// the hang-up, which only the leader of the session gets. A process of the same group may have
+/// the hang-up if this process leads the session: then only this process gets it. A process of the same group may have
 /// sent the signal to the whole group, as timeout(1) does, or to this process alone, as a script
 /// does: then the child gets it a while later, if it has not ended.
 fn forward(arrived: &OwnedFd, child: Pid, ended: &OwnedFd) -> Result<(), Errno> {
     // `struct signalfd_siginfo`: the number, at byte 8 the code, and at byte 12 the sender.
     let mut information = [0; 128];
-    rustix::io::read(arrived, &mut information)?;
+    match rustix::io::read(arrived, &mut information) {
+        Err(Errno::INTR) => return Ok(()),
+        read => read?,
+    };
     let field = |at: usize| i32::from_ne_bytes([0, 1, 2, 3].map(|byte| information[at + byte]));
     let (number, code, sender) = (field(0), field(8), field(12));
     const SI_KERNEL: i32 = 0x80;
-    if code == SI_KERNEL && number != libc::SIGHUP {
+    let leads = getsid(None).is_ok_and(|session| session == getpid());
+    if code == SI_KERNEL && !(number == libc::SIGHUP && leads) {
         return Ok(());
     }
     let group = |pid: Pid| getpgid(Some(pid)).ok();
@@ -155,7 +161,8 @@ fn forward(arrived: &OwnedFd, child: Pid, ended: &OwnedFd) -> Result<(), Errno> 
         && group(sender).is_some_and(|sent| Some(sent) == group(child))
     {
         let mut source = [PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
-        poll(&mut source, Some(&GROUP_SIGNAL))?;
+        // An interrupted wait is only shorter.
+        let _ = poll(&mut source, Some(&GROUP_SIGNAL));
     }
     if let Some(signal) = Signal::from_named_raw(number) {
         // A child that has just ended needs no signal.
@@ -170,12 +177,8 @@ fn end_by(number: i32) {
     let Some(signal) = Signal::from_named_raw(number) else {
         return;
     };
-    // The core is the child's.
-    let no_core = Rlimit {
-        current: Some(0),
-        ..getrlimit(Resource::Core)
-    };
-    if setrlimit(Resource::Core, no_core).is_err() {
+    // The core, or its report, is the child's.
+    if set_dumpable_behavior(DumpableBehavior::NotDumpable).is_err() {
         return;
     }
     signals::by_default(number);

@@ -10,12 +10,13 @@
 //! and arm64 read such structs, and so do other providers; a Rust reference to them would be
 //! undefined behaviour, so they are copied, or read as [`Unalign`].
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{ptr, slice};
 
 use rustix::fd::BorrowedFd;
@@ -520,7 +521,7 @@ pub(crate) enum Operands<'a> {
     /// Of an atomic: the peer's memory, two numbers, and room for the old value.
     Atomic(ibv_send_wr_atomic),
     /// Of a bind: the key in the window's structure, its new key and its memory.
-    Bind(&'a Cell<u32>, u32, Bind),
+    Bind(&'a AtomicU32, u32, Bind),
     /// Of an invalidation: the STag only.
     Invalidate,
 }
@@ -576,8 +577,8 @@ impl<'a> Request<'a, ibv_send_wr> {
     /// The request's operation and operands; `None` for an opcode that no queue pair has.
     #[inline(always)]
     pub(crate) fn operation(self) -> Option<(Opcode, Operands<'a>)> {
-        // SAFETY: the promise of `Requests`: the opcode says which member of a union is filled. A
-        // window is live, and no other thread uses its key during the call.
+        // SAFETY: the promise of `Requests`: the opcode says which member of a union is filled, and
+        // a window is live.
         Some(unsafe {
             match self.opcode {
                 IBV_WR_SEND => (Opcode::Send, Operands::Message),
@@ -593,11 +594,10 @@ impl<'a> Request<'a, ibv_send_wr> {
                     let ibv_send_wr_bind_mw { mw, rkey, bind_info } = self.extra.bind_mw;
                     let memory = Bind::from_c(&raw const bind_info);
                     let window = NonNull::new(mw)?.as_ptr();
-                    let key = &*(&raw mut (*window).rkey).cast::<Cell<u32>>();
-                    (
-                        Opcode::BindMw,
-                        Operands::Bind(key, key_of(key.get(), rkey), memory),
-                    )
+                    // Threads that bind one window at the same time get one of the keys.
+                    let key = AtomicU32::from_ptr(&raw mut (*window).rkey);
+                    let new = key_of(key.load(Ordering::Relaxed), rkey);
+                    (Opcode::BindMw, Operands::Bind(key, new, memory))
                 }
                 _ => return None,
             }

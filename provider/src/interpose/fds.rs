@@ -321,11 +321,11 @@ fn netlink_socket(opened: c_int) -> c_int {
 /// closed the socket, and the number is that of another file, which is not ours.
 #[cold]
 fn is_netlink(fd: c_int) -> bool {
-    let is = fds::verified_kind(fd) == Some(Kind::Netlink);
-    if !is {
+    let kind = fds::verified_kind(fd);
+    if kind.is_none() {
         forget(fd);
     }
-    is
+    kind == Some(Kind::Netlink)
 }
 
 /// Answers requests to RDMA netlink, if `fd` is a socket of ours. The replies are in the socket

@@ -19,7 +19,7 @@ use super::qp::Qp;
 use super::receive_queue::{FULL, NotPosted};
 use super::srq::Srq;
 use crate::from_c::{Out, Requests};
-use crate::guard::contained;
+use crate::guard::{contained, uncancelled};
 use crate::refusals::reported;
 
 /// Whether the send queue takes work requests: when it is connected, or nearly connected, and in
@@ -169,8 +169,9 @@ pub(super) fn refused(
 #[cold]
 pub(super) fn report(verb: &'static str, refusal: Option<Refusal>) {
     if let Some(refusal) = refusal {
-        contained(|| {
+        let report = || {
             reported(verb, refusal);
-        });
+        };
+        uncancelled(|| contained(report));
     }
 }

@@ -8,6 +8,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_device::record::{self, QueueRecord};
@@ -188,7 +189,7 @@ impl SendQueue {
             Operands::Bind(present, key, bind) => {
                 self.put_bind(&mut entry, key, bind);
                 // Not all providers do that, but irdma's does, and programs rely on it.
-                present.set(key);
+                present.store(key, Ordering::Relaxed);
             }
             Operands::Invalidate => {}
         }

@@ -152,6 +152,8 @@ impl Engine {
         let shares = |id: &Id| {
             id.bound
                 && id.reuse
+                // The listener of an id with ports of its own is at another TCP port.
+                && id.stream_port.is_none()
                 && id.local.is_some_and(|at| at.port() == port)
                 && Some(id.port_space) == port_space
         };

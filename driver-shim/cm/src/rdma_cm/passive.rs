@@ -150,7 +150,7 @@ impl Engine {
             ack_timeout: id.ack_timeout,
             traffic_class: id.traffic_class,
             known_peer: id.stream_port.is_some(),
-            spare_read: self.datagrams.announced.take(world.now, remote),
+            spare_read: id.stream_port.is_some() && self.datagrams.announced.take(world.now, remote),
             state: State::Over,
             ..Id::new(id.channel, id.port_space)
         };

@@ -200,6 +200,24 @@ fn a_shared_port_is_reserved_until_an_id_connects() {
 }
 
 #[test]
+fn a_connect_from_a_shared_number_leaves_others_own_ports() {
+    let mut config = Config::default();
+    config.cm.ports = CmPorts::Own;
+    let mut net = Net::new(&[config.clone(), config]);
+    let (at, _) = net.listen(1, 7471, 0);
+    let first = bound(&mut net, "127.0.0.1:7001", true).unwrap();
+    let before = net.wire.borrow().listening();
+    let _second = bound(&mut net, "127.0.0.1:7001", true).unwrap();
+    let with_second = net.wire.borrow().listening();
+    assert_eq!(with_second.len(), before.len() + 1);
+    resolve(&mut net, 0, first, None).unwrap();
+    connect(&mut net, 0, first, at);
+    let own = with_second.last().unwrap();
+    assert!(net.wire.borrow().listening().contains(own));
+    net.finish();
+}
+
+#[test]
 fn ids_with_reuseaddr_share_a_port_until_one_listens() {
     for ports in [CmPorts::Tcp, CmPorts::Own] {
         let mut config = Config::default();
