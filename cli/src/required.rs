@@ -138,9 +138,9 @@ fn pass_signals_on(child: Pid, arrived: &OwnedFd) -> Result<(), Errno> {
 }
 
 /// Passes one signal on that the child has not got itself. It gets those of the terminal, except
-/// the hang-up if this process leads the session: then only this process gets it. A process of the same group may have
-/// sent the signal to the whole group, as timeout(1) does, or to this process alone, as a script
-/// does: then the child gets it a while later, if it has not ended.
+/// the hang-up if this process leads the session: then only this process gets it. A process of the
+/// same group may have sent the signal to the whole group, as timeout(1) does, or to this process
+/// alone, as a script does: then the child gets it a while later, if it has not ended.
 fn forward(arrived: &OwnedFd, child: Pid, ended: &OwnedFd) -> Result<(), Errno> {
     // `struct signalfd_siginfo`: the number, at byte 8 the code, and at byte 12 the sender.
     let mut information = [0; 128];
