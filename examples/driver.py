@@ -67,7 +67,7 @@ class Driver:
 
     def __init__(self, function, show):
         self.function, self.memory, self.show, self.commands = function, function.memory, show, 0
-        if function.read(0x00) != 0x696E_7275 or function.read(0x04) >> 16 != 2:
+        if function.read(0x00) != 0x696E_7275 or function.read(0x04) >> 16 != 3:
             raise RuntimeError("another device")
         function.write(0x0C, 2)  # RESET
         self.wait(lambda: function.read(0x0C) & 2 == 0)

@@ -236,7 +236,7 @@ struct Driver {
 
 impl Driver {
     fn start(function: Function, show: bool) -> Done<Driver> {
-        if function.read(0x00)? != 0x696E_7275 || function.read(0x04)? >> 16 != 2 {
+        if function.read(0x00)? != 0x696E_7275 || function.read(0x04)? >> 16 != 3 {
             return Err("another device".into());
         }
         function.write(0x0C, 2)?; // RESET
