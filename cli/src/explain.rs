@@ -85,7 +85,7 @@ const STATUSES: [Status; 24] = [
     occurs(
         10,
         "REM_ACCESS_ERR",
-        "the key is invalid at the peer, or a Send may not invalidate it, the region is shorter, or the right is missing; the memory of its region was unmapped, protected or truncated while registered",
+        "the key is invalid at the peer; the Send may not invalidate it; the access is not within the region, or the region lacks the right; the memory of its region was unmapped, protected or truncated while registered",
     ),
     occurs(
         11,

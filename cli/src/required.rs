@@ -17,7 +17,7 @@ use rustix::process::{
 };
 use urnic_config::Identity;
 use urnic_process::usage::{self, Step};
-use urnic_sys::signals::{self, Signals};
+use urnic_sys::signals::{self, Arrived, Signals};
 
 use crate::answer::Failure;
 use crate::inherited;
@@ -95,7 +95,7 @@ fn unused(text: &str, identity: Identity) -> String {
     let step = if Step::OpenedByUcx.is_in(text) && identity == Identity::Iwarp {
         "connected no queue pair: UCX takes no iWARP device: --identity roce"
     } else if Step::OpenedByUcx.is_in(text) {
-        "connected no queue pair: UCX chose other transports, as UCX_TLS or UCX_NET_DEVICES says"
+        "connected no queue pair: UCX chose other transports: check UCX_TLS and UCX_NET_DEVICES"
     } else if Step::Opened.is_in(text) {
         "opened the device, but connected no queue pair"
     } else if Step::Searched.is_in(text) {
@@ -142,29 +142,24 @@ fn pass_signals_on(child: Pid, arrived: &OwnedFd) -> Result<(), Errno> {
 /// same group may have sent the signal to the whole group, as timeout(1) does, or to this process
 /// alone, as a script does: then the child gets it a while later, if it has not ended.
 fn forward(arrived: &OwnedFd, child: Pid, ended: &OwnedFd) -> Result<(), Errno> {
-    // `struct signalfd_siginfo`: the number, at byte 8 the code, and at byte 12 the sender.
-    let mut information = [0; 128];
-    match rustix::io::read(arrived, &mut information) {
+    let arrived = match Arrived::read(arrived) {
         Err(Errno::INTR) => return Ok(()),
         read => read?,
     };
-    let field = |at: usize| i32::from_ne_bytes([0, 1, 2, 3].map(|byte| information[at + byte]));
-    let (number, code, sender) = (field(0), field(8), field(12));
-    const SI_KERNEL: i32 = 0x80;
     let leads = getsid(None).is_ok_and(|session| session == getpid());
-    if code == SI_KERNEL && !(number == libc::SIGHUP && leads) {
+    if arrived.by_kernel && !(arrived.signal == libc::SIGHUP && leads) {
         return Ok(());
     }
     let group = |pid: Pid| getpgid(Some(pid)).ok();
-    if let Some(sender) = Pid::from_raw(sender)
-        && code != SI_KERNEL
+    if let Some(sender) = Pid::from_raw(arrived.sender)
+        && !arrived.by_kernel
         && group(sender).is_some_and(|sent| Some(sent) == group(child))
     {
         let mut source = [PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
         // An interrupted wait is only shorter.
         let _ = poll(&mut source, Some(&GROUP_SIGNAL));
     }
-    if let Some(signal) = Signal::from_named_raw(number) {
+    if let Some(signal) = Signal::from_named_raw(arrived.signal) {
         // A child that has just ended needs no signal.
         let _ = kill_process(child, signal);
     }

@@ -1,4 +1,4 @@
-//! Requests to RDMA netlink, from the program and from whoever gave it its bytes.
+//! Requests to RDMA netlink: the program may pass on bytes of others.
 
 #![no_main]
 

@@ -34,7 +34,7 @@ enum Last {
     /// At the place with this index.
     At(usize),
     /// At a place that is not stored.
-    Elsewhere(&'static str, Refusal),
+    NotStored(&'static str, Refusal),
 }
 
 struct Place {
@@ -71,7 +71,7 @@ impl Places {
             return None;
         }
         if index >= MOST {
-            self.last = Some(Last::Elsewhere(verb, refusal));
+            self.last = Some(Last::NotStored(verb, refusal));
             return None;
         }
         self.all.push(Place {
@@ -88,7 +88,7 @@ impl Places {
     fn last(&self) -> Option<Refused> {
         match self.last? {
             Last::At(index) => self.all.get(index).map(Place::refused),
-            Last::Elsewhere(verb, refusal) => Some(refused(verb, &refusal)),
+            Last::NotStored(verb, refusal) => Some(refused(verb, &refusal)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Signals of the C library: sets of them, the calling thread's mask, and actions.
 
 use std::ffi::c_int;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use rustix::io::Errno;
@@ -103,6 +103,36 @@ impl Signals {
                 fd => Ok(OwnedFd::from_raw_fd(fd)),
             }
         }
+    }
+}
+
+/// A signal that was read from the [descriptor](Signals::descriptor) of a set.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrived {
+    /// The signal.
+    pub signal: c_int,
+    /// The kernel sent it, as at a key of the terminal; otherwise a process did.
+    pub by_kernel: bool,
+    /// The process that sent it.
+    pub sender: i32,
+}
+
+impl Arrived {
+    /// Reads one signal.
+    ///
+    /// # Errors
+    /// Those of read(2).
+    pub fn read(descriptor: impl AsFd) -> Result<Arrived, Errno> {
+        const SI_KERNEL: i32 = 0x80;
+        // `struct signalfd_siginfo`: the number, at byte 8 the code, and at byte 12 the sender.
+        let mut information = [0; 128];
+        rustix::io::read(descriptor, &mut information)?;
+        let field = |at: usize| i32::from_ne_bytes([0, 1, 2, 3].map(|byte| information[at + byte]));
+        Ok(Arrived {
+            signal: field(0),
+            by_kernel: field(8) == SI_KERNEL,
+            sender: field(12),
+        })
     }
 }
 

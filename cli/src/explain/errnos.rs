@@ -63,7 +63,7 @@ pub(super) const ERRNOS: [(&str, &str); 22] = [
     ),
     (
         "EHOSTUNREACH",
-        "a route of the host refuses the address, or its network says that no host has it; with `--identity roce` also `ibv_modify_qp` to RTR and `ibv_create_ah`",
+        "a route of this host refuses the address, or the network reports that no host has it; with `--identity roce` also `ibv_modify_qp` to RTR and `ibv_create_ah`",
     ),
     (
         "ECONNREFUSED",
@@ -75,7 +75,7 @@ pub(super) const ERRNOS: [(&str, &str); 22] = [
     ),
     (
         "ETIMEDOUT",
-        "`ibv_modify_qp` to RTR and `ibv_create_ah` with `--identity roce`: no host on the network answers for the GID, within a second; else, no answer came in time: a firewall, a wrong address, or a peer that does not accept (`mpa.startup_timeout_initiator_s`)",
+        "`ibv_modify_qp` to RTR and `ibv_create_ah` with `--identity roce`: no host answers for the GID within a second. In other calls: no answer came in time: a firewall, a wrong address, or a peer that does not accept (`mpa.startup_timeout_initiator_s`)",
     ),
     (
         "EPROTO",

@@ -212,7 +212,6 @@ mod rows;
 mod tests {
     use super::*;
     use rustix::io::Errno;
-    use urnic_process::addressing::AddressVector;
 
     const RNIC: Rules = Rules {
         identity: Identity::Iwarp,
@@ -242,16 +241,7 @@ mod tests {
     ];
 
     fn attr(state: QpState) -> QpAttr {
-        QpAttr {
-            state: state as u32,
-            port: 1,
-            path_mtu: 3,
-            av: AddressVector {
-                port: 1,
-                ..AddressVector::default()
-            },
-            ..QpAttr::default()
-        }
+        rows::plain(QpState::Reset, state)
     }
 
     /// The outcome of a change, without the reason of a refusal.

@@ -12,6 +12,8 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
+use crate::netlink_attributes::{Attributes, u16_at, u32_at};
+
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
@@ -127,7 +129,7 @@ pub(super) fn source_towards(destination: Ipv4Addr) -> Option<IpAddr> {
         if kind == RTM_NEWROUTE {
             source = body
                 .get(RTMSG..)
-                .and_then(|attributes| find(attributes, RTA_PREFSRC))
+                .and_then(|attributes| Attributes(attributes).find(RTA_PREFSRC))
                 .and_then(|value| ip(AF_INET, value));
         }
     })
@@ -176,16 +178,18 @@ pub(super) fn route(source: Option<IpAddr>, destination: IpAddr, scope: u32) -> 
 fn parse_route(body: &[u8]) -> Option<Route> {
     let (family, kind) = (*body.first()?, *body.get(7)?);
     let attributes = body.get(RTMSG..)?;
-    let gateway = find(attributes, RTA_GATEWAY).and_then(|value| ip(family, value));
+    let gateway = Attributes(attributes)
+        .find(RTA_GATEWAY)
+        .and_then(|value| ip(family, value));
     // The gateway is of another family: `struct rtvia`.
     let via = || {
-        let (family, value) = find(attributes, RTA_VIA)?.split_at_checked(2)?;
+        let (family, value) = Attributes(attributes).find(RTA_VIA)?.split_at_checked(2)?;
         ip(u16_at(family, 0)? as u8, value)
     };
     Some(Route {
         is_unicast: kind == RTN_UNICAST,
         gateway: gateway.or_else(via),
-        interface: u32_at(find(attributes, RTA_OIF)?, 0)?,
+        interface: u32_at(Attributes(attributes).find(RTA_OIF)?, 0)?,
     })
 }
 
@@ -251,7 +255,7 @@ pub fn copies_pinned_pages_on_fork() -> Result<bool, Errno> {
     let mut copies = false;
     // An older kernel does not have the request, or leaves out the attribute.
     let asked = ask_through(&socket, RDMA_SYS_GET, 0, &[], |kind, attributes| {
-        let value = find(attributes, RDMA_SYS_ATTR_COPY_ON_FORK);
+        let value = Attributes(attributes).find(RDMA_SYS_ATTR_COPY_ON_FORK);
         copies |= kind == RDMA_SYS_GET && value.is_some_and(|value| value.first() == Some(&1));
     });
     match asked {
@@ -335,12 +339,16 @@ fn deliver(mut datagram: &[u8], dump: bool, each: &mut impl FnMut(u16, &[u8])) -
 
 fn link(body: &[u8]) -> Option<Link> {
     let attributes = body.get(IFINFOMSG..)?;
-    let name = find(attributes, IFLA_IFNAME)?.split(|&b| b == 0).next()?;
+    let name = Attributes(attributes)
+        .find(IFLA_IFNAME)?
+        .split(|&b| b == 0)
+        .next()?;
     Some(Link {
         index: u32_at(body, 4)?,
         name: String::from_utf8(name.to_vec()).ok()?,
         up: u32_at(body, 8)? & IFF_UP != 0,
-        mtu: find(attributes, IFLA_MTU)
+        mtu: Attributes(attributes)
+            .find(IFLA_MTU)
             .and_then(|value| u32_at(value, 0))
             .unwrap_or(0),
     })
@@ -350,14 +358,17 @@ fn link(body: &[u8]) -> Option<Link> {
 fn address(body: &[u8]) -> Option<InterfaceAddress> {
     let (family, prefix_len, link) = (*body.first()?, *body.get(1)?, u32_at(body, 4)?);
     let attributes = body.get(IFADDRMSG..)?;
-    let flags = find(attributes, IFA_FLAGS)
+    let flags = Attributes(attributes)
+        .find(IFA_FLAGS)
         .and_then(|value| u32_at(value, 0))
         .or_else(|| body.get(2).map(|&flags| flags.into()))?;
     if flags & (IFA_F_TENTATIVE | IFA_F_DADFAILED) != 0 {
         return None;
     }
     // On a point-to-point link IFA_ADDRESS is the peer's.
-    let value = find(attributes, IFA_LOCAL).or_else(|| find(attributes, IFA_ADDRESS))?;
+    let value = Attributes(attributes)
+        .find(IFA_LOCAL)
+        .or_else(|| Attributes(attributes).find(IFA_ADDRESS))?;
     Some(InterfaceAddress {
         ip: ip(family, value)?,
         prefix_len,
@@ -385,26 +396,6 @@ fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
         AF_INET6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into()),
         _ => None,
     }
-}
-
-/// The value of the first attribute of that type.
-fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    loop {
-        let length = usize::from(u16_at(attributes, 0)?);
-        let value = attributes.get(4..length)?;
-        if u16_at(attributes, 2)? == wanted {
-            return Some(value);
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
 #[cfg(test)]
@@ -465,7 +456,7 @@ mod tests {
         #[test]
         fn no_answer_makes_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256), dump: bool) {
             let _ = deliver(&bytes, dump, &mut |_, body| {
-                let _ = (link(body), address(body), parse_route(body), find(body, RTA_PREFSRC));
+                let _ = (link(body), address(body), parse_route(body), Attributes(body).find(RTA_PREFSRC));
             });
         }
     }

@@ -116,8 +116,8 @@ const ROWS: [Row; 19] = [
         mask: M::AV,
         core: "`port_num` is that of the queue pair; RoCE: `is_global`, `sgid_index` within the table, `dgid` resolves",
         rxe: "`sgid_index` within the table",
-        mlx5: "as the core",
-        urnic: "`port_num` is 1; `sgid_index` within the table; `dgid` is an address. Without `is_global`, a LID \
+        mlx5: "as uverbs",
+        urnic: "`port_num` is 1; `sgid_index` within the table; `dgid` is an address, and with `roce` the host reaches it (else `ENETUNREACH`, `EHOSTUNREACH`, `ETIMEDOUT`). Without `is_global`, a LID \
                 names an address (`--identity iwarp`) or this host (`roce`)",
         change: (Init, Rtr),
         set: |attr, value| attr.av.port = value as u8,
@@ -202,7 +202,7 @@ const ROWS: [Row; 19] = [
         core: "the ports; on Ethernet always refused",
         rxe: "not reached",
         mlx5: "not reached",
-        urnic: "always refused, as the core",
+        urnic: "always refused, as uverbs",
         change: (Rts, Rts),
         set: |_, _| (),
         taken: &[],
@@ -262,7 +262,7 @@ const ROWS: [Row; 19] = [
         core: NOTHING,
         rxe: NOTHING,
         mlx5: "uses 24 bits",
-        urnic: "uses 24 bits; a number without a port, less than 256, is no number of urnic",
+        urnic: "uses 24 bits; a number less than 256 contains no port and is refused, except 1 with rdma_cm (`roce`)",
         change: (Init, Rtr),
         set: |attr, value| attr.dest_qpn = value,
         taken: &[0, 0xff_ffff, u32::MAX],
@@ -353,8 +353,8 @@ const LIMITS: [Limit; 17] = [
         "`ibv_create_cq`",
         "`comp_vector`",
         [
-            "< `num_comp_vectors` (core)",
-            "< `num_comp_vectors` (core)",
+            "< `num_comp_vectors` (uverbs)",
+            "< `num_comp_vectors` (uverbs)",
             "< `num_comp_vectors`",
         ],
     ),
@@ -362,8 +362,8 @@ const LIMITS: [Limit; 17] = [
         "`ibv_create_cq`",
         "`channel`",
         [
-            "an open channel (core)",
-            "an open channel (core)",
+            "an open channel (uverbs)",
+            "an open channel (uverbs)",
             "an open channel",
         ],
     ),
@@ -425,7 +425,7 @@ fn rules(identity: Identity, kind: QpKind) -> Rules {
 }
 
 /// Values that all checks take, for a change to this state.
-fn plain(from: QpState, to: QpState) -> QpAttr {
+pub(super) fn plain(from: QpState, to: QpState) -> QpAttr {
     QpAttr {
         state: to as u32,
         cur_state: from as u32,

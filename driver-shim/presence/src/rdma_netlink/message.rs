@@ -8,14 +8,11 @@
 //!
 //! All numbers are in host byte order. Lengths include the headers, and not the padding.
 
-use rustix::io::Errno;
+pub use urnic_process::netlink_attributes::Attributes;
+use urnic_process::netlink_attributes::{u16_at, u32_at};
 
 /// Length of a message header (`struct nlmsghdr`).
 pub const HEADER: usize = 16;
-/// Length of an attribute's header (`struct nlattr`).
-const ATTRIBUTE: usize = 4;
-/// The bits of an attribute's type without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
-const TYPE_MASK: u16 = 0x3fff;
 /// The bit in the type of an attribute that contains attributes (`NLA_F_NESTED`).
 const NESTED: u16 = 0x8000;
 
@@ -96,46 +93,6 @@ impl<'a> Message<'a> {
     /// The attributes of the message.
     pub fn attributes(&self) -> Attributes<'a> {
         Attributes(self.bytes.get(HEADER..).unwrap_or_default())
-    }
-}
-
-/// A list of attributes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attributes<'a>(pub &'a [u8]);
-
-impl<'a> Attributes<'a> {
-    /// The attributes with their types, up to the first malformed one.
-    pub fn all(self) -> impl Iterator<Item = (u16, &'a [u8])> {
-        let mut rest = self.0;
-        std::iter::from_fn(move || {
-            let length = usize::from(u16_at(rest, 0)?);
-            let kind = u16_at(rest, 2)? & TYPE_MASK;
-            let value = rest.get(ATTRIBUTE..length)?;
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-            Some((kind, value))
-        })
-    }
-
-    /// The value of the last attribute of this type, which is the one that counts in the kernel.
-    pub fn find(self, wanted: u16) -> Option<&'a [u8]> {
-        self.all()
-            .filter_map(|(kind, value)| (kind == wanted).then_some(value))
-            .last()
-    }
-
-    /// The number in the attribute of this type.
-    ///
-    /// # Errors
-    /// `ERANGE` if the value is too short, as in the kernel.
-    pub fn number(self, wanted: u16) -> Result<Option<u32>, Errno> {
-        self.find(wanted)
-            .map(|value| u32_at(value, 0).ok_or(Errno::RANGE))
-            .transpose()
-    }
-
-    /// The text in the attribute of this type, without the zero at its end.
-    pub fn text(self, wanted: u16) -> Option<&'a [u8]> {
-        self.find(wanted)?.split(|&byte| byte == 0).next()
     }
 }
 
@@ -237,19 +194,12 @@ impl Writer {
     }
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
+    use rustix::io::Errno;
 
     const HEADER_OF_A_REQUEST: Header = Header {
         kind: 5 << 10 | 1,

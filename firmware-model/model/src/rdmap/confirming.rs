@@ -10,7 +10,7 @@
 //! |---|---|
 //! | sends a message | in front of that message |
 //! | has nothing to send, when the program polls again and nothing more has arrived | alone |
-//! | has sent [`ALONE_MANY`] in a row in that way, and no message since | alone, as soon as nothing more has arrived |
+//! | has sent [`ALONE_MANY`] in a row alone after polls, and no message since | alone, as soon as nothing more has arrived |
 //! | [`CONFIRMED_MESSAGES`] or [`CONFIRMED_BYTES`] are processed since the last one | alone |
 //! | ends the connection | in front of the Terminate or FIN |
 //!

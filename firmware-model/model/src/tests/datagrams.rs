@@ -394,12 +394,7 @@ fn ud_13_a_group_is_received_between_attach_and_detach() {
     driver
         .command(Opcode::AttachMulticast, &membership(far.qp.id))
         .unwrap();
-    let to = DatagramAddress {
-        ip: Endpoint::from(group).ip,
-        qpn: 0xff_ffff.into(),
-        port: 4791.into(),
-        ..far.address(V4)
-    };
+    let to = to_group(group, far.address(V4));
     far.post_recv(&driver, 9, 100);
     near.send(&driver, to, b"to all");
     let (cqe, bytes) = far.receive(&driver);
@@ -420,6 +415,16 @@ fn ud_13_a_group_is_received_between_attach_and_detach() {
     assert_eq!(refused.err(), Some(Status::WrongState));
 }
 
+/// The address of the members of a group; the rest is that of `port`.
+fn to_group(group: SocketAddr, port: DatagramAddress) -> DatagramAddress {
+    DatagramAddress {
+        ip: Endpoint::from(group).ip,
+        qpn: 0xff_ffff.into(),
+        port: group.port().into(),
+        ..port
+    }
+}
+
 #[test]
 fn ud_13_a_member_receives_its_own_datagrams_unless_it_blocks_them() {
     for rules in [0, create_qp::BLOCK_OWN_MULTICAST] {
@@ -436,12 +441,7 @@ fn ud_13_a_member_receives_its_own_datagrams_unless_it_blocks_them() {
             source: u32::from(V4).into(),
         };
         driver.command(Opcode::AttachMulticast, &membership).unwrap();
-        let to = DatagramAddress {
-            ip: Endpoint::from(group).ip,
-            qpn: 0xff_ffff.into(),
-            port: 4791.into(),
-            ..member.address(V4)
-        };
+        let to = to_group(group, member.address(V4));
         member.post_recv(&driver, 9, 100);
         member.send(&driver, to, b"to all");
         if rules == 0 {
