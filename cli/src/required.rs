@@ -12,11 +12,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::process::{
-    DumpableBehavior, Pid, PidfdFlags, Signal, getpgid, getpid, getsid, kill_process, pidfd_open,
-    set_dumpable_behavior,
+    DumpableBehavior, Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, set_dumpable_behavior,
 };
 use urnic_config::Identity;
 use urnic_process::usage::{self, Step};
+use urnic_sys::processes;
 use urnic_sys::signals::{self, Arrived, Signals};
 
 use crate::answer::Failure;
@@ -146,11 +146,11 @@ fn forward(arrived: &OwnedFd, child: Pid, ended: &OwnedFd) -> Result<(), Errno> 
         Err(Errno::INTR) => return Ok(()),
         read => read?,
     };
-    let leads = getsid(None).is_ok_and(|session| session == getpid());
+    let leads = processes::session(None).is_ok_and(|leader| leader == Some(getpid()));
     if arrived.by_kernel && !(arrived.signal == libc::SIGHUP && leads) {
         return Ok(());
     }
-    let group = |pid: Pid| getpgid(Some(pid)).ok();
+    let group = |pid: Pid| processes::group(Some(pid)).ok();
     if let Some(sender) = Pid::from_raw(arrived.sender)
         && !arrived.by_kernel
         && group(sender).is_some_and(|sent| Some(sent) == group(child))

@@ -10,6 +10,7 @@ pub mod errno;
 pub mod loader;
 mod pages;
 mod plain;
+pub mod processes;
 pub mod resident;
 pub mod signals;
 

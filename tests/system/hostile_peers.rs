@@ -6,6 +6,7 @@
 //! time of the long test. Processes run freely, so a seed gives the same choices, not the same
 //! interleaving.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -196,7 +197,11 @@ impl Scene {
             let pid = victim.pid();
             let back = until(TIME_LIMIT, || Resources::of(pid).fit(before).then_some(()));
             let now = Resources::of(pid);
-            assert!(back.is_some(), "{before:?} before the attack, {now:?} after it");
+            assert!(
+                back.is_some(),
+                "{before:?} before the attack, {now:?} after it:\n{}",
+                large_mappings(pid)
+            );
             let idle = until(TIME_LIMIT, || {
                 let then = ticks(pid);
                 std::thread::sleep(Duration::from_millis(500));
@@ -275,6 +280,24 @@ fn threads(pid: u32) -> String {
         )
     };
     folder.map(|entry| thread(entry.path())).collect()
+}
+
+/// The mappings of a process that have at least a MiB of memory, as /proc/PID/smaps names them.
+fn large_mappings(pid: u32) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let mut mapping = "";
+    let mut large = String::new();
+    for line in text.lines() {
+        if let Some(resident) = line.strip_prefix("Rss:") {
+            let kib = resident.trim().trim_end_matches(" kB").parse::<u64>();
+            if kib.is_ok_and(|kib| kib >= 1024) {
+                let _ = writeln!(large, "{}: {mapping}", resident.trim());
+            }
+        } else if line.split(' ').next().is_some_and(|word| word.contains('-')) {
+            mapping = line;
+        }
+    }
+    large
 }
 
 impl Drop for Scene {

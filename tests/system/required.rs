@@ -53,10 +53,38 @@ fn a_program_that_uses_the_device_keeps_its_status() {
     assert!(!ended.failure().contains("ended and"));
 }
 
+/// Ends with 5 if it gets the signal that it makes `urnic` pass on. Whoever runs the tests may have
+/// had the signal ignored, as nohup(1) does.
+fn passed_on() -> Program {
+    let loops = "trap 'exit 5' HUP; kill -HUP $PPID; for second in $(seq 60); do sleep 1; done";
+    Program::plain("env")
+        .arg("--default-signal=HUP")
+        .arg(urnic())
+        .line("run --require -- sh -c")
+        .arg(loops)
+}
+
+#[test]
+fn a_session_and_a_group_led_from_outside_the_namespace_do_no_harm() {
+    let namespaces = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--kill-child",
+    ];
+    or_skip!(installed("unshare"));
+    let possible = Program::plain("true").through(namespaces).run().ok();
+    or_skip!(possible.then_some(()).ok_or("no user namespaces here"));
+    let ended = passed_on().through(namespaces).run();
+    assert_eq!(ended.status.code(), Some(5), "{ended}");
+}
+
 #[test]
 fn the_command_gets_the_signals_and_its_parent_waits() {
-    let loops = "trap 'exit 5' HUP; kill -HUP $PPID; for second in $(seq 60); do sleep 1; done";
-    assert_eq!(required(&["sh", "-c", loops]).run().status.code(), Some(5));
+    let ended = passed_on().run();
+    assert_eq!(ended.status.code(), Some(5), "{ended}");
     // The parent of urnic ignores SIGCHLD, and so does the command.
     let ended = Program::plain("env")
         .arg("--ignore-signal=CHLD")

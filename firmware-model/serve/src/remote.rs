@@ -4,10 +4,10 @@
 use super::function::MAX_TRANSFER;
 use super::link::Link;
 use rustix::fd::AsFd;
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use std::sync::Arc;
 use urnic_model::host::{HostProcess, Unreachable, process_memory};
+use urnic_sys::processes;
 use urnic_vfio_user::{Capabilities, DmaAccess, Memory, Reply, Request};
 
 /// A method of access to the client's memory.
@@ -23,8 +23,8 @@ pub(crate) struct Remote {
 
 /// The process that connected, if its memory may be accessed. It must run as the server's own user.
 fn client_process(link: &Link) -> Option<Arc<HostProcess>> {
-    let peer = socket_peercred(link.socket()).ok()?;
-    let is_own = peer.uid == geteuid();
+    let peer = processes::peer(link.socket().as_fd()).ok()?;
+    let is_own = peer.user == geteuid().as_raw();
     is_own
         .then(|| HostProcess::of_peer(link.socket().as_fd()).ok())?
         .map(Arc::new)

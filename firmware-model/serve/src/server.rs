@@ -15,7 +15,6 @@ use super::session::Session;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::{Mode, chmod, lstat, unlink};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
@@ -27,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use urnic_sys::processes;
 
 /// Interval at which sessions that should end are checked.
 const TICK: Duration = Duration::from_millis(100);
@@ -448,7 +448,7 @@ impl Server {
 
 /// The user of the process that connected.
 fn user_of(socket: &OwnedFd) -> Option<u32> {
-    socket_peercred(socket).ok().map(|peer| peer.uid.as_raw())
+    processes::peer(socket.as_fd()).ok().map(|peer| peer.user)
 }
 
 #[cfg(test)]

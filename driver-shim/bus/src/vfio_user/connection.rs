@@ -13,7 +13,7 @@ use urnic_sync::{Condvar, Mutex};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::{Errno, IoSliceMut};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
@@ -25,6 +25,7 @@ use urnic_device::bus::{Signal, SignalHandler};
 use urnic_process::fds::InternalFd;
 use urnic_process::signals;
 use urnic_process::threads;
+use urnic_sys::processes;
 
 /// A server that takes longer for one message counts as dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -104,8 +105,7 @@ impl Connection {
 
     /// The process that listens at the other end; `None` if it has no number in this namespace.
     pub(super) fn server(&self) -> Option<rustix::process::Pid> {
-        let credentials = socket_peercred(self.socket.get()?).ok()?;
-        (credentials.pid.as_raw_nonzero().get() > 0).then_some(credentials.pid)
+        processes::peer(self.socket.get()?.as_fd()).ok()?.process
     }
 
     /// Starts the thread that receives messages, with all signals blocked: they are the program's.

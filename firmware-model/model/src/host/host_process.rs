@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
+use urnic_sys::processes;
 
 /// One certain process, alive or ended; never another process with its number.
 #[derive(Debug)]
@@ -35,8 +36,8 @@ impl HostProcess {
             // after the peer has ended. While the socket is connected the peer has not ended,
             // unless it passed the socket to another process.
             Err(Errno::NOPROTOOPT) => {
-                let (_, number) = sys::peer_credentials(socket)?;
-                let process = Self::open(Pid::from_raw(number).ok_or(Errno::SRCH)?)?;
+                let peer = processes::peer(socket)?;
+                let process = Self::open(peer.process.ok_or(Errno::SRCH)?)?;
                 let mut polled = [PollFd::new(&socket, PollFlags::empty())];
                 poll(&mut polled, Some(&Timespec::default()))?;
                 let is_connected = !polled[0].revents().contains(PollFlags::HUP);

@@ -131,17 +131,6 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     }
 }
 
-/// `SO_PEERCRED`: the user and the process at the other end of a unix socket. (The process has the
-/// number 0 if it is in another pid namespace, which rustix does not expect.)
-pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(u32, i32), Errno> {
-    let unknown = libc::ucred {
-        pid: 0,
-        uid: u32::MAX,
-        gid: u32::MAX,
-    };
-    get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, unknown).map(|(peer, _)| (peer.uid, peer.pid))
-}
-
 /// The real, effective and saved user of the calling thread: getresuid(2).
 pub(crate) fn users() -> [u32; 3] {
     let [mut real, mut effective, mut saved] = [u32::MAX; 3];

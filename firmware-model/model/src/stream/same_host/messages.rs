@@ -25,6 +25,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use urnic_device::stream::{ip_of, octets_of};
+use urnic_sys::processes;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The first word of a message: "urnic", and the version of all that is shared. Ends with different
@@ -576,13 +577,12 @@ impl LocalSocket {
 
     /// The number of the user at the other end, as of connect(2) or listen(2).
     pub(super) fn uid(&self) -> Result<u32, Errno> {
-        sys::peer_credentials(self.fd()?).map(|(uid, _)| uid)
+        processes::peer(self.fd()?).map(|peer| peer.user)
     }
 
     /// The process at the other end, as of connect(2) or listen(2), if it has a number here.
     pub(super) fn peer_process(&self) -> Option<Pid> {
-        let (_, number) = sys::peer_credentials(self.fd().ok()?).ok()?;
-        Pid::from_raw(number)
+        processes::peer(self.fd().ok()?).ok()?.process
     }
 
     /// Whether that process is known to live, so that no other one has its number.
