@@ -1,5 +1,6 @@
 //! Call sites in the program: the return addresses of a call. The shown frames begin at the
-//! program's own, after those of this library, of libibverbs and librdmacm, and of libc.
+//! program's own, after those of this library, of libibverbs and librdmacm, and of libc. Only for
+//! the program's frames is debug information read: that of a library may take tens of MiB.
 
 use std::ffi::{OsStr, c_void};
 use std::fmt;
@@ -69,33 +70,47 @@ impl CallSite {
         CallSite { addresses }
     }
 
-    /// The frames, with their names.
+    /// The frames outside this library, with their names.
     pub(crate) fn frames(&self) -> Frames {
         let ours = own_base();
-        let (mut all, mut outside, mut of_program) = (Vec::new(), None, None);
+        let (mut all, mut of_program, mut end) = (Vec::new(), None, 0);
         for &address in &self.addresses {
             // The call is before the address to which it returns.
             let object = object_of(address.wrapping_sub(1));
-            let is_ours = object.as_ref().map(|object| object.base) == ours;
-            let is_carrier = |object: &Containing| CARRIERS.iter().any(|name| is_named(object, name));
-            let carries = is_ours || object.as_ref().is_some_and(is_carrier);
+            if object.as_ref().map(|object| object.base) == ours {
+                continue;
+            }
+            if let Some(carrier) = object.as_ref().filter(|object| is_carrier(object)) {
+                all.push(exported(address, carrier));
+                continue;
+            }
             for frame in described(address, object.as_ref()) {
-                if !is_ours {
-                    outside.get_or_insert(all.len());
+                // The program's own `_start` calls libc, which calls `main`.
+                if frame.starts_with("_start ") {
+                    continue;
                 }
-                if !carries && !CARRYING.iter().any(|part| frame.contains(part)) {
+                if !CARRYING.iter().any(|part| frame.contains(part)) {
                     of_program.get_or_insert(all.len());
                 }
                 all.push(frame);
+                end = all.len();
             }
         }
+        forget_debug_information();
         // If the stack could not be walked to a frame of the program, libc's function is shown.
-        let of_program = of_program.or(outside).unwrap_or(all.len());
-        // The frames that started `main`, or the thread, are the same for all call sites.
-        if let Some(end) = all.iter().skip(of_program).position(|frame| is_start(frame)) {
-            all.truncate(of_program + end.max(1));
-        }
+        let of_program = of_program.unwrap_or(0);
+        // The frames of libc that started `main`, or the thread, are the same for all call sites.
+        all.truncate(end.max(of_program + 1));
         Frames { all, of_program }
+    }
+
+    /// The names of all frames, for tests, in which this library and its user are one program.
+    #[cfg(test)]
+    pub(crate) fn functions(&self) -> Vec<String> {
+        let frames = self.addresses.iter();
+        frames
+            .flat_map(|at| described(*at, object_of(*at).as_ref()))
+            .collect()
     }
 
     /// Whether librdmacm called the verb.
@@ -215,21 +230,37 @@ fn resolve(address: usize, each: impl FnMut(&backtrace::Symbol)) {
         return;
     }
     let _read = DEBUG_INFORMATION.lock();
-    // SAFETY: only this function calls this part of the crate, one thread at a time; in a child
-    // never after a call that the fork has ended.
+    // SAFETY: only this function and the next one call this part of the crate, one thread at a
+    // time; in a child never after a call that the fork has ended.
     unsafe { backtrace::resolve_unsynchronized(address as *mut c_void, each) };
 }
 
-/// Whether a frame is of libc's code that starts `main` or a thread.
-fn is_start(frame: &str) -> bool {
-    let function = frame.split(' ').next().unwrap_or(frame);
-    [
-        "__libc_start_call_main",
-        "__libc_start_main_impl",
-        "_start",
-        "start_thread",
-    ]
-    .contains(&function)
+/// Gives the memory of the debug information back: a warning must not cost the program its memory.
+fn forget_debug_information() {
+    if IS_LEFT_HALF_READ.load(Ordering::Relaxed) {
+        return;
+    }
+    let _read = DEBUG_INFORMATION.lock();
+    backtrace::clear_symbol_cache();
+}
+
+/// Whether a library only carries out what the program requested from it.
+fn is_carrier(object: &Containing) -> bool {
+    CARRIERS.iter().any(|name| is_named(object, name))
+}
+
+/// The function that a library exports at an address, and the library.
+fn exported(address: usize, object: &Containing) -> String {
+    match &object.symbol {
+        Some(symbol) => format!("{} ({})", symbol.to_string_lossy(), name_of(object)),
+        None => offset(address, object),
+    }
+}
+
+/// The place of an address in its file.
+fn offset(address: usize, object: &Containing) -> String {
+    let offset = address.wrapping_sub(1).wrapping_sub(object.base);
+    format!("{}+{offset:#x}", name_of(object))
 }
 
 /// The function with its file and line, and those into which it is inlined; without debug
@@ -247,10 +278,7 @@ fn described(address: usize, object: Option<&Containing>) -> Vec<String> {
         });
     });
     if frames.is_empty() {
-        frames.extend(object.map(|object| {
-            let offset = address.wrapping_sub(1).wrapping_sub(object.base);
-            format!("{}+{offset:#x}", name_of(object))
-        }));
+        frames.extend(object.map(|object| offset(address, object)));
     }
     frames
 }
@@ -275,11 +303,7 @@ mod tests {
 
     #[test]
     fn a_frame_names_the_function() {
-        let frames = CallSite::here().addresses;
-        let frames = frames
-            .iter()
-            .flat_map(|at| described(*at, object_of(*at).as_ref()));
-        let frames: Vec<String> = frames.collect();
+        let frames = CallSite::here().functions();
         let own = "a_frame_names_the_function";
         assert!(frames.iter().any(|frame| frame.contains(own)), "{frames:?}");
     }

@@ -86,6 +86,8 @@ impl Drop for LoadedFile {
 /// The file that contains an address.
 #[derive(Debug)]
 pub struct Containing {
+    /// The function, or variable, that the file exports there.
+    pub symbol: Option<CString>,
     /// The loader's name for the file.
     pub name: CString,
     /// The address at which the file is loaded.
@@ -95,10 +97,12 @@ pub struct Containing {
 /// The file that contains `address`; `None` if no file, or none with a name, contains it.
 pub fn file_of(address: *const c_void) -> Option<Containing> {
     let info = information(address)?;
-    // SAFETY: the loader's name for a loaded file, if it is not null.
-    let name = (!info.dli_fname.is_null()).then(|| unsafe { CStr::from_ptr(info.dli_fname) })?;
+    // SAFETY: the loader's names for a loaded file and for a symbol in it, if they are not null.
+    let text =
+        |text: *const std::ffi::c_char| (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_owned());
     Some(Containing {
-        name: name.to_owned(),
+        symbol: text(info.dli_sname),
+        name: text(info.dli_fname)?,
         base: info.dli_fbase.addr(),
     })
 }

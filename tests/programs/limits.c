@@ -1,7 +1,9 @@
 /* limits: creates and changes objects with arguments beyond each limit. Prints a line for each,
- * with the error number; docs/reference/attributes.md has the table. With "probe" it only looks
- * for the longest inline data, as programs do. */
+ * with the error number, and last the memory that this took at its peak; docs/reference/attributes.md
+ * has the table. With "probe" it only looks for the longest inline data, as programs do. */
 #include "rc.h"
+
+#include <sys/resource.h>
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -127,6 +129,14 @@ static void probe(void)
 		die("inline data up to %u", length);
 }
 
+/* The most memory that the process has had, in KiB. */
+static long peak(void)
+{
+	struct rusage usage;
+	ZERO(getrusage(RUSAGE_SELF, &usage));
+	return usage.ru_maxrss;
+}
+
 int main(int argc, char **argv)
 {
 	context = open_device();
@@ -141,10 +151,12 @@ int main(int argc, char **argv)
 		probe();
 		return 0;
 	}
+	long before = peak();
 	for (int round = 0; round < 2; round++) {
 		queue_pairs();
 		queues();
 		queue_pair();
 	}
+	printf("KiB: %ld\n", peak() - before);
 	return 0;
 }

@@ -181,6 +181,15 @@ fn probes_and_an_option_are_silent() {
 }
 
 #[test]
+fn warnings_cost_the_program_no_memory() {
+    let output = or_skip!(limits("roce")).run().success();
+    let peak = output.lines().find_map(|line| line.strip_prefix("KiB: "));
+    let peak: u64 = peak.expect("a peak").parse().expect("a number");
+    // The plug-in's own debug information alone takes more.
+    assert!(peak < 16 << 10, "{output}");
+}
+
+#[test]
 fn the_report_has_each_refusal_with_its_place() {
     let folder = Folder::new("refusals");
     let path = folder.path().join("report.json");
