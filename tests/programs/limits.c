@@ -1,6 +1,7 @@
 /* limits: creates and changes objects with arguments beyond each limit. Prints a line for each,
- * with the error number, and last the memory that this took at its peak; docs/reference/attributes.md
- * has the table. With "probe" it only looks for the longest inline data, as programs do. */
+ * with the error number, and last the memory that this took at its peak. The table is in
+ * docs/reference/attributes.md. With "probe" it only looks for the longest inline data, as programs
+ * do. */
 #include "rc.h"
 
 #include <sys/resource.h>
