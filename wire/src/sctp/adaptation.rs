@@ -19,8 +19,6 @@ pub const PARAMETER_LEN: usize = 8;
 
 const TYPE: u16 = 0xc006;
 const DDP: u32 = 1;
-/// Bytes of a parameter's type and length.
-const HEADER_LEN: usize = 4;
 
 /// What an end of an association says of its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,24 +35,17 @@ impl Adaptation {
     /// Reads the optional parameters of an INIT or INIT ACK: all bytes of the chunk after the
     /// Initial TSN. Of several indications the first counts; a parameter that does not fit ends the
     /// search, and what is behind it says nothing.
-    pub fn of_parameters(mut parameters: &[u8]) -> Self {
-        while let Some(&[t0, t1, l0, l1]) = parameters.first_chunk() {
-            let len = usize::from(u16::from_be_bytes([l0, l1]));
-            let Some(value) = parameters.get(HEADER_LEN..len) else {
-                return Self::None;
-            };
-            if u16::from_be_bytes([t0, t1]) == TYPE {
-                return value
-                    .try_into()
-                    .map_or(Self::None, |code| match u32::from_be_bytes(code) {
-                        DDP => Self::Ddp,
-                        other => Self::Other(other),
-                    });
-            }
-            // Parameters are padded to four bytes; the last one may lack its padding.
-            parameters = parameters.get(len.next_multiple_of(4)..).unwrap_or_default();
-        }
-        Self::None
+    pub fn of_parameters(parameters: &[u8]) -> Self {
+        let mut all = super::packet::parameters(parameters);
+        let Some((_, value)) = all.find(|(kind, _)| *kind == TYPE) else {
+            return Self::None;
+        };
+        value
+            .try_into()
+            .map_or(Self::None, |code| match u32::from_be_bytes(code) {
+                DDP => Self::Ddp,
+                other => Self::Other(other),
+            })
     }
 
     /// The parameter that says so; `None` if nothing is said.

@@ -8,9 +8,10 @@
 //! ```
 //!
 //! A DDP stream is the pair of SCTP streams with one Stream Identifier. All its chunks are sent
-//! unordered (RFC 5043 §10); the DDP-SSN has their order. SCTP's own packets and chunks are not in
-//! this crate, but for that parameter.
+//! unordered (RFC 5043 §10); the DDP-SSN has their order. Of SCTP itself there is only what an
+//! endpoint does before a library has the association ([packet]).
 
 pub mod adaptation;
 pub mod chunk;
+pub mod packet;
 pub mod session;

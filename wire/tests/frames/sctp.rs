@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use urnic_wire::sctp::adaptation::Adaptation;
 use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, MIN_MULPDU, SSN_LEN, Ssn};
+use urnic_wire::sctp::packet::{self, Packet, PacketError};
 use urnic_wire::sctp::session::*;
 
 const WORD: EnhancedWord = EnhancedWord {
@@ -171,6 +172,68 @@ fn the_indication_is_found_among_other_parameters() {
     assert_eq!(Adaptation::Other(2).to_string(), "adaptation 0x00000002");
 }
 
+/// An INIT with an indication of DDP, from port 1 to 2, without its checksum.
+const INIT: [u8; 40] = hex!(
+    "0001 0002 00000000 00000000"
+    "01 00 001c 01020304 00020000 000a 000a 0a0b0c0d c006 0008 00000001"
+);
+
+#[test]
+fn packets_are_checked_and_sealed() {
+    let mut init = INIT;
+    assert!(matches!(
+        Packet::parse(&init),
+        Err(PacketError::Checksum { found: 0, .. })
+    ));
+    packet::seal(&mut init);
+    let parsed = Packet::parse(&init).unwrap();
+    assert_eq!((parsed.source, parsed.destination, parsed.tag), (1, 2, 0));
+    let (tag, parameters) = parsed.init().expect("an INIT");
+    assert_eq!(tag, 0x0102_0304);
+    assert_eq!(Adaptation::of_parameters(parameters), Adaptation::Ddp);
+    for byte in 0..init.len() {
+        let mut wrong = init;
+        wrong[byte] ^= 0x10;
+        assert!(matches!(Packet::parse(&wrong), Err(PacketError::Checksum { .. })));
+    }
+    assert_eq!(Packet::parse(&init[..11]), Err(PacketError::Truncated(11)));
+    let sealed = |bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        packet::seal(&mut bytes);
+        Packet::parse(&bytes).map(|packet| packet.init().is_some())
+    };
+    assert_eq!(sealed(&INIT[..14]), Err(PacketError::Truncated(14)));
+    assert_eq!(sealed(&INIT[..39]), Err(PacketError::ChunkLength(28)));
+    assert_eq!(
+        sealed(&[&INIT[..14], &[0, 3]].concat()),
+        Err(PacketError::ChunkLength(3))
+    );
+    assert_eq!(
+        sealed(&[&INIT[..14], &[0, 8, 1, 2, 3, 4]].concat()),
+        Ok(false),
+        "a short INIT"
+    );
+}
+
+#[test]
+fn the_checksum_is_that_of_the_rfc() {
+    let mut sealed = INIT;
+    packet::seal(&mut sealed);
+    assert_eq!(sealed[8..12], reference(&INIT).to_le_bytes());
+}
+
+/// The CRC32C bit by bit, least significant first (RFC 9260, appendix A).
+fn reference(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        }
+    }
+    !crc
+}
+
 fn any_word() -> impl Strategy<Value = EnhancedWord> {
     any::<u32>().prop_map(|word| EnhancedWord::parse(word.to_be_bytes()))
 }
@@ -204,5 +267,10 @@ proptest! {
             Err(error) => drop(error.to_string()),
         }
         let _ = Adaptation::of_parameters(&bytes).to_string();
+        let mut packet = bytes;
+        packet::seal(&mut packet);
+        if let Ok(packet) = Packet::parse(&packet) {
+            let _ = packet.init().map(|(_, parameters)| packet::parameters(parameters).count());
+        }
     }
 }
