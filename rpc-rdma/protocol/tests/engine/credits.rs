@@ -1,7 +1,7 @@
 //! Tests of credits and receives (RFC 8166 §3.3).
 
 use crate::scripted::{End, header, rpc, short};
-use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role};
+use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role, Terms};
 use urnic_rpc_rdma::{Body, ChunkLists, ErrorBody};
 
 fn client(request: u32) -> End {
@@ -36,6 +36,18 @@ fn rpc_c_02_one_call_before_the_first_reply() {
     assert_eq!(end.next().header.credits, 16);
     end.receive_reply(1, 16);
     assert_eq!(end.next().header.xid, 2);
+}
+
+/// A grant is valid for the connection on which it was made.
+#[test]
+fn rpc_c_02_one_call_before_the_next_connections_first_reply() {
+    let mut end = opened(16, 16);
+    end.engine.disconnected();
+    end.engine.connected(Terms::default());
+    (1..4).for_each(|xid| end.call(xid));
+    assert_eq!(end.sent.len(), 1);
+    end.receive_reply(1, 16);
+    assert_eq!(end.sent.len(), 3);
 }
 
 #[test]
