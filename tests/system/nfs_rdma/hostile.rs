@@ -1,6 +1,7 @@
 //! A requester made by hand, byte by byte: headers that are invalid, and others that may be valid
 //! or not. The expected answers are written here a second time, without the code under test.
 
+mod backward;
 mod overload;
 
 use std::collections::HashMap;
@@ -299,6 +300,12 @@ fn answered_calls() -> Vec<Row> {
             "GETATTR of nothing",
             msg(&ABSENT, &[X, 0, 2, 100_003, 3, 1, 0, 0, 0, 0]),
             Some(reply(&ABSENT, &GARBAGE_ARGS)),
+        ),
+        (
+            "RPCSEC_GSS: denied",
+            msg(&ABSENT, &[X, 0, 2, 100_003, 3, 0, 6, 20, 1, 1, 0, 1, 0, 0, 0]),
+            // MSG_DENIED, AUTH_ERROR, AUTH_BADCRED.
+            Some(reply(&ABSENT, &[X, 1, 1, 1, 1])),
         ),
         (
             "an argument by chunk where there is none",

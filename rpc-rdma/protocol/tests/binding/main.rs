@@ -92,7 +92,7 @@ fn rpc_b_02_calls_protected_by_rpcsec_gss_are_not_reduced() {
 /// A header of a reply may have a verifier of 400 bytes (RFC 5531 §8.2), as with RPCSEC_GSS, and it
 /// ends with accept_stat and two words at most.
 #[test]
-fn rpc_b_02_the_longest_reply_includes_the_longest_verifier() {
+fn rpc_g_02_the_longest_reply_includes_the_longest_verifier() {
     let longest = words(&[7, 1, 0, 6, 400]).len() + 400 + words(&[2, 3, 3]).len();
     assert_eq!(MAX_REPLY_HEADER, longest);
     for flavor in [1, 6] {
