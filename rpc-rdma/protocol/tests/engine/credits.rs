@@ -172,6 +172,27 @@ fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
     }
 }
 
+/// An error carries no grant: the peer may use the credit of the call that it answers again, by the
+/// grant before.
+#[test]
+fn rpc_c_03_an_error_for_a_reply_leaves_a_receive_for_a_call() {
+    let mut end = server(4);
+    end.engine.set_grant(1);
+    (1..5).for_each(|xid| end.receive_call(xid, 32));
+    assert_eq!(end.receives, 0);
+    let Event::CallReceived(incoming) = end.events.remove(0) else {
+        panic!()
+    };
+    let too_long = Reply {
+        message: crate::scripted::message(1, 1, 2000).into(),
+        results: vec![],
+    };
+    end.engine.reply(incoming.call, &too_long).unwrap();
+    end.run();
+    assert_eq!(end.next().header.body, Body::Error(ErrorBody::Chunk));
+    assert_eq!(end.receives, 1);
+}
+
 /// The peer may still make the eight calls that it was granted, so their receives are not available
 /// for replies to calls of this end.
 #[test]
