@@ -26,7 +26,6 @@ struct Place {
 impl Place {
     fn with(command: &str) -> Result<Self, String> {
         root()?;
-        installed("rpcbind")?;
         let netns = Netns::new()?;
         let run = format!("mount -t tmpfs tmpfs /run && echo mounted && exec {command}");
         let first = Program::plain("unshare").args(["--mount", "sh", "-c", &run]);
@@ -37,7 +36,8 @@ impl Place {
 
     /// A place with an rpcbind that answers.
     fn of_rpcbind() -> Result<Self, String> {
-        let mut place = Self::with("rpcbind -f")?;
+        let rpcbind = installed("rpcbind")?;
+        let mut place = Self::with(&format!("{} -f", rpcbind.display()))?;
         let answers = until(TIME_LIMIT, || {
             let (socket, ended) = (place.shell("test -S /run/rpcbind.sock"), place.first.ended());
             assert!(ended.is_none(), "rpcbind: {}", place.first.output());
