@@ -78,15 +78,19 @@ static void receive(struct pair *pair, size_t len, uint32_t lkey)
 	ZERO(ibv_post_recv(pair->qp[1], &wr, &bad));
 }
 
-/* A request of eight bytes by the first end; returns its completion. */
+/* The place of the data of requests. */
+static uint64_t *const word = (uint64_t *)(place + 4096);
+
+/* A request of eight bytes by the first end; returns its completion. An atomic adds one. */
 static struct ibv_wc request(struct pair *pair, enum ibv_wr_opcode opcode, uint32_t lkey, uint64_t to, uint32_t rkey)
 {
-	struct ibv_sge sge = { (uintptr_t)place + 4096, 8, lkey };
+	struct ibv_sge sge = { (uintptr_t)word, 8, lkey };
 	struct ibv_send_wr *bad, wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED };
 	if (opcode == IBV_WR_SEND_WITH_INV) {
 		wr.invalidate_rkey = rkey;
 	} else if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
 		wr.wr.atomic.remote_addr = to;
+		wr.wr.atomic.compare_add = 1;
 		wr.wr.atomic.rkey = rkey;
 	} else if (opcode != IBV_WR_SEND) {
 		wr.wr.rdma.remote_addr = to;
@@ -94,6 +98,32 @@ static struct ibv_wc request(struct pair *pair, enum ibv_wr_opcode opcode, uint3
 	}
 	ZERO(ibv_post_send(pair->qp[0], &wr, &bad));
 	return next_wc(pair->cq[0]);
+}
+
+/* Reads and atomics whose memory for the answer is refused: the peer carries them out first, so
+ * its refusal counts before ours. */
+static void without_sink(uint32_t key, uint32_t none)
+{
+	uint64_t at = (uintptr_t)place, *target = (uint64_t *)place;
+	*target = 6;
+	*word = 2;
+	struct pair pair = usual();
+	expect("a Read into unregistered memory", request(&pair, IBV_WR_RDMA_READ, none, at, key), IBV_WC_LOC_PROT_ERR, 0);
+	pair = usual();
+	expect("a Read of and into unregistered memory", request(&pair, IBV_WR_RDMA_READ, none, at, none), IBV_WC_REM_ACCESS_ERR,
+	       0x0100e000);
+	pair = usual();
+	expect("an atomic into unregistered memory", request(&pair, IBV_WR_ATOMIC_FETCH_AND_ADD, none, at, key), IBV_WC_LOC_PROT_ERR, 0);
+	if (*target != 7)
+		die("the peer's word is %" PRIu64, *target);
+	pair = usual();
+	expect("an atomic of no word into unregistered memory", request(&pair, IBV_WR_ATOMIC_FETCH_AND_ADD, none, at + 1, key),
+	       IBV_WC_REM_INV_REQ_ERR, 0x0207c000);
+	pair = usual();
+	expect("an atomic of unregistered memory and no word", request(&pair, IBV_WR_ATOMIC_FETCH_AND_ADD, key, at + 1, none),
+	       IBV_WC_REM_INV_REQ_ERR, 0x0207c000);
+	if (*target != 7 || *word != 2)
+		die("a refused request changed memory: %" PRIu64 ", %" PRIu64, *target, *word);
 }
 
 static void statuses(void)
@@ -118,8 +148,7 @@ static void statuses(void)
 
 	pair = usual();
 	expect("a Send from unregistered memory", request(&pair, IBV_WR_SEND, none, 0, 0), IBV_WC_LOC_PROT_ERR, 0);
-	pair = usual();
-	expect("a Read into unregistered memory", request(&pair, IBV_WR_RDMA_READ, none, at, key), IBV_WC_LOC_PROT_ERR, 0);
+	without_sink(key, none);
 	pair = usual();
 	expect("a Write to unregistered memory", request(&pair, IBV_WR_RDMA_WRITE, key, at, none), IBV_WC_REM_ACCESS_ERR, 0x1100c000);
 	pair = usual();

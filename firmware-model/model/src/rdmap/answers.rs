@@ -146,7 +146,7 @@ impl Answers {
                         Err(Violation::AccessRights)
                     }
                 })
-                .map_err(terminate::source)?;
+                .map_err(|violation| refused(&peer_request, violation))?;
             env.counters.add(Counter::RxOneSided, 1);
         }
         self.msn = self.msn.wrapping_add(1);
@@ -181,6 +181,18 @@ impl Answers {
             self.queue.pop_front();
         }
         Answered::Done { ended }
+    }
+}
+
+/// The error of a request whose memory is refused. As with an adapter, the alignment of an atomic
+/// counts before its key.
+#[cold]
+fn refused(peer_request: &PeerRequest, violation: Violation) -> TerminateError {
+    match peer_request {
+        PeerRequest::Atomic(AtomicRequest { to, .. }) if to % 8 != 0 => {
+            TerminateError::RdmapCatastrophicStream
+        }
+        _ => terminate::source(violation),
     }
 }
 

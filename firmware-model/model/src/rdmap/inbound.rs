@@ -265,11 +265,10 @@ impl Rdmap {
         }
     }
 
-    /// The sink of a Read changed since the Read was posted: the local request fails, not the
-    /// peer's.
+    /// The sink of a Read is refused: the local request fails, and no request of the peer.
     fn sink_failed(&mut self, violation: Violation) -> Refusal {
         self.requester.fail_answer(WcStatus::LocProtErr);
-        terminate::tagged(violation).into()
+        Refusal::Sink(terminate::tagged(violation))
     }
 
     /// The segment's payload is placed; the last one ends its message.
@@ -381,7 +380,11 @@ impl Rdmap {
         requester
             .reads
             .place(env, &requester.sq, &response.original.to_ne_bytes())
-            .map_err(|violation| self.sink_failed(violation))?;
+            .map_err(|_| {
+                self.requester.fail_answer(WcStatus::LocProtErr);
+                // The message is untagged and well-formed, so DDP has no error for it.
+                Refusal::Sink(TerminateError::RdmapLocalCatastrophic)
+            })?;
         self.answered(env)
     }
 

@@ -30,6 +30,8 @@ pub(super) enum Refusal {
     Stall,
     /// The peer is at fault, and a Terminate reports it.
     Terminate(TerminateError),
+    /// The answer to a request is well-formed, but the program's memory for it is refused.
+    Sink(TerminateError),
     /// The peer is at fault in a Read Request; the Terminate includes its header.
     ReadRequest(TerminateError, ReadRequest),
     /// The peer's Terminate is malformed: the connection ends without a Terminate (row RDM-T-08).

@@ -66,13 +66,15 @@ pub(super) struct Received {
     pub(super) no_buffer: bool,
     /// The offending request, if it names one.
     pub(super) offending: Option<OffendingRequest>,
+    /// Whether it names our answer to a Read, for which the peer has no memory.
+    of_answer: bool,
 }
 
 impl Received {
-    /// Whether the peer reports an error that has nothing to do with what it received.
+    /// Whether the peer reports an error that has nothing to do with a request of this end.
     pub(super) fn is_of_peer_itself(&self) -> bool {
         let error = TerminateError::of_control(self.control);
-        error == Some(TerminateError::RdmapLocalCatastrophic) && self.offending.is_none()
+        self.of_answer || error == Some(TerminateError::RdmapLocalCatastrophic) && self.offending.is_none()
     }
 
     pub(super) fn new(terminate: &Terminate<'_>) -> Received {
@@ -88,6 +90,7 @@ impl Received {
             status: status(terminate),
             no_buffer: terminate.error() == Some(TerminateError::DdpNoBuffer),
             offending: terminate.ddp_header.and_then(offending),
+            of_answer: is_of_answer(terminate),
         }
     }
 }
@@ -95,6 +98,9 @@ impl Received {
 /// The status of the request at fault.
 fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
     use TerminateError as E;
+    if is_of_answer(terminate) {
+        return Some(WcStatus::RemOpErr);
+    }
     Some(match (terminate.layer, terminate.etype, terminate.error()) {
         (0, 1, _) => WcStatus::RemAccessErr,
         (0, 2, Some(E::RdmapVersion | E::RdmapUnexpectedOpcode)) => WcStatus::RemInvReqErr,
@@ -116,13 +122,22 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
 
 /// Whether the offending request is an atomic.
 fn is_of_atomic(terminate: &Terminate<'_>) -> bool {
-    let header = terminate.ddp_header.and_then(|header| Header::parse(header).ok());
-    match header {
-        Some((Header::Untagged(header), _)) => {
-            Control::parse(header.rsvd_ulp).is_ok_and(|control| control.opcode == Opcode::AtomicRequest)
-        }
-        _ => false,
-    }
+    opcode(terminate) == Some(Opcode::AtomicRequest)
+}
+
+/// Whether the peer could not place our answer to its Read.
+fn is_of_answer(terminate: &Terminate<'_>) -> bool {
+    opcode(terminate) == Some(Opcode::ReadResponse)
+}
+
+/// The opcode of the message that the Terminate names.
+fn opcode(terminate: &Terminate<'_>) -> Option<Opcode> {
+    let (header, _) = Header::parse(terminate.ddp_header?).ok()?;
+    let control = match header {
+        Header::Tagged(header) => header.rsvd_ulp,
+        Header::Untagged(header) => header.rsvd_ulp,
+    };
+    Some(Control::parse(control).ok()?.opcode)
 }
 
 fn offending(header: &[u8]) -> Option<OffendingRequest> {

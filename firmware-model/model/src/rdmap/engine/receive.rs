@@ -254,6 +254,7 @@ impl Engine {
                 return RxOutcome::Stalled;
             }
             Stop::Report(message) => self.terminate(message, QpFault::TerminateSent, env, stream),
+            Stop::LocalWork(message) => self.terminate(message, QpFault::LocalWork, env, stream),
             Stop::Terminated(received) => self.terminated(received, env, stream),
             Stop::Silent => {
                 stream.reset();
@@ -329,6 +330,8 @@ pub(super) enum Stop {
     Stall,
     /// The peer is at fault, and a Terminate reports the fault.
     Report(Outgoing),
+    /// A request of this side failed when its answer arrived, and a Terminate reports that.
+    LocalWork(Outgoing),
     /// The peer is at fault, and nothing is sent.
     Silent,
     /// The peer's Terminate reports a fault of this side.
@@ -357,6 +360,7 @@ impl Stop {
         let (error, read_request) = match refusal {
             Refusal::Terminate(error) => (error, None),
             Refusal::ReadRequest(error, request) => (error, Some(request)),
+            Refusal::Sink(error) => return Stop::LocalWork(terminate_for(error, head, ulpdu_len, None)),
             Refusal::Stall => return Stop::Stall,
             Refusal::Silent => return Stop::Silent,
             Refusal::Terminated(received) => return Stop::Terminated(received),

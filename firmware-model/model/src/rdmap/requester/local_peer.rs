@@ -204,10 +204,8 @@ impl Requester {
     /// Fetches the next bytes of a Read from the peer's memory, or requests them all from the peer.
     pub(super) fn fetch(&mut self, mut sending: Sending, env: &mut Env<'_>, llp: &mut Llp) -> Step {
         let wqe = sending.wqe;
-        match self.fetch_some(&mut sending, env, llp) {
-            Ok(true) => {}
-            Ok(false) => return self.request(wqe, env, llp),
-            Err(status) => return self.refuse(wqe, status),
+        if !self.fetch_some(&mut sending, env, llp) {
+            return self.request(wqe, env, llp);
         }
         if sending.sent < sending.len {
             self.sending = Some(sending);
@@ -224,23 +222,22 @@ impl Requester {
         }
     }
 
-    /// Fetches the next bytes of a Read from the peer's memory. Returns whether that was possible.
+    /// Fetches the next bytes of a Read from the peer's memory. Returns whether that was possible:
+    /// not if the sink is refused, because the peer's refusal counts before that.
     #[inline]
-    pub(super) fn fetch_some(
-        &mut self,
-        sending: &mut Sending,
-        env: &mut Env<'_>,
-        llp: &Llp,
-    ) -> Result<bool, WcStatus> {
+    pub(super) fn fetch_some(&mut self, sending: &mut Sending, env: &mut Env<'_>, llp: &Llp) -> bool {
         let wqe = sending.wqe;
         let list = |index| self.sq.element(&wqe, index);
         let left = (sending.len - sending.sent) as usize;
         let access = sending
             .cursor
             .access(&list, left.min(ACCESS_MAX), Need::LocalWrite);
-        let access = access.ok_or(WcStatus::LocProtErr)?;
-        let refused = |_| WcStatus::LocProtErr;
-        let window = env.memory.check(env.qp.accessor(), access).map_err(refused)?;
+        let Some(access) = access else {
+            return false;
+        };
+        let Ok(window) = env.memory.check(env.qp.accessor(), access) else {
+            return false;
+        };
         let offset = wqe.remote_offset.wrapping_add(sending.sent.into());
         let fetched = match (self.is_direct(llp), window.is_unmapped()) {
             (true, true) => by_buffer(&window, env, |bytes| {
@@ -255,14 +252,14 @@ impl Requester {
         drop(window);
         self.worth_draining = fetched.is_some();
         let Some(n) = fetched else {
-            return Ok(false);
+            return false;
         };
         sending.cursor.advance(n);
         self.note_direct(sending, n, env);
         if sending.sent == sending.len {
             env.counters.add(Counter::DirectReads, 1);
         }
-        Ok(true)
+        true
     }
 
     /// The remaining step of a Read whose bytes have all arrived: a Read with invalidation

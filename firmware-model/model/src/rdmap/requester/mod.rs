@@ -397,14 +397,15 @@ impl Requester {
         }
     }
 
-    /// Makes the oldest Read or atomic fail because of an error on this side.
+    /// Makes the oldest Read or atomic, to which an answer has arrived, fail because of an error on
+    /// this side. The peer has processed all messages before it.
     pub(super) fn fail_answer(&mut self, status: WcStatus) {
-        if let Some(Pending {
-            request: Some((number, _)),
-            ..
-        }) = self.reads.front()
-        {
-            self.flights.set(*number, Wait::Failed(status));
+        let Some(pending) = self.reads.front() else {
+            return;
+        };
+        self.confirmation.answered(pending.position);
+        if let Some((number, _)) = pending.request {
+            self.flights.set(number, Wait::Failed(status));
         }
     }
 
@@ -681,21 +682,13 @@ impl Requester {
         if len > MAX_MESSAGE {
             return self.refuse(wqe, WcStatus::LocLenErr);
         }
-        // The sink is checked before data is requested, and again for every segment that arrives.
-        let mut sink = None;
-        for sge in (0..)
-            .map_while(|n| self.sq.element(&wqe, n))
-            .filter(|sge| sge.len.get() > 0)
-        {
-            let access = MemoryAccess::of_element(&sge, Need::LocalWrite);
-            if env.memory.check(env.qp.accessor(), access).is_err() {
-                return self.refuse(wqe, WcStatus::LocProtErr);
-            }
-            sink = sink.or(Some((access.stag, access.offset)));
-        }
+        // The sink is checked when the answer is placed, and not before: as with an adapter, the peer
+        // carries out the request, and its refusal counts before ours.
+        let mut elements = (0..).map_while(|n| self.sq.element(&wqe, n));
+        let sink = elements.find(|sge| sge.len.get() > 0);
         // The peer sees one contiguous sink, named by the list's first element: the payload is
         // placed by its distance from there (row RDM-R-08).
-        let (sink_stag, sink_to) = sink.unwrap_or((ANY_STAG, 0));
+        let (sink_stag, sink_to) = sink.map_or((ANY_STAG, 0), |sge| (sge.stag.get(), sge.offset.get()));
         let msn = self.request_msn;
         let answer = match self.atomic(&wqe, msn) {
             Some(_) if len != 8 => return self.refuse(wqe, WcStatus::LocLenErr),
@@ -883,7 +876,7 @@ impl Requester {
             // `place` checks whether the memory can be accessed now.
             Opcode::Write => self.place(&mut sending, env, llp),
             Opcode::Read if self.ord > 0 && self.may_request() && self.is_direct(llp) => {
-                self.fetch_some(&mut sending, env, llp)
+                Ok(self.fetch_some(&mut sending, env, llp))
             }
             _ => return None,
         };

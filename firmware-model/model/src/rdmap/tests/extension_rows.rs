@@ -15,7 +15,7 @@ use urnic_wire::rdmap::AtomicOperation;
 
 const SUCCESS: WcStatus = WcStatus::Success;
 
-fn fetch_add(cookie: u64, stag: u32, to: u64, add: u64) -> Work {
+pub(super) fn fetch_add(cookie: u64, stag: u32, to: u64, add: u64) -> Work {
     Work::new(Opcode::FetchAdd, cookie).to(stag, to).atomic(add, 0)
 }
 
@@ -209,6 +209,13 @@ fn x73_07_an_unaligned_word_is_not_touched() {
     assert_eq!(payload[..6], hex("0207c000 0046"));
     assert_eq!(payload.len(), 4 + 2 + 18, "no RDMA header (X73-12)");
     assert_eq!(region.bytes(), [0; 16]);
+    // The alignment counts before the key, as with adapters.
+    let mut peer = Scripted::new();
+    peer.send_ulpdu(&atomic_request(1, 0, 0x7777, 1, [1, 0, 0, u64::MAX]));
+    assert_eq!(peer.terminate()[..4], hex("0207c000"));
+    let mut peer = Scripted::new();
+    peer.send_ulpdu(&atomic_request(1, 0, 0x7777, 8, [1, 0, 0, u64::MAX]));
+    assert_eq!(peer.terminate()[..4], hex("0100c000"));
 }
 
 /// Two streams, each on a thread of its own, add to the same word at the same time: if the load and

@@ -1,5 +1,6 @@
 //! Verbs rows: states, completions, fences, queues and memory.
 
+use super::extension_rows::fetch_add;
 use crate::counters::Counter;
 use crate::events::Effects;
 use crate::host::Piece;
@@ -319,6 +320,70 @@ fn vrb_m_02_a_read_into_an_unmapped_sink_fails_locally() {
     assert_eq!(peer.terminate()[..2], [0x11, 0x00]);
     assert_eq!(peer.node.sent(), [(1, WcStatus::LocProtErr), (2, FLUSHED)]);
     assert_eq!(sink.bytes(), [0; 8]);
+}
+
+/// The peer carries out a Read or an atomic whose sink is refused, and the requests after it.
+#[test]
+fn vrb_m_02_a_refused_sink_fails_by_the_answer() {
+    for (infiniband, opcode) in [
+        (true, Opcode::Read),
+        (true, Opcode::FetchAdd),
+        (false, Opcode::Read),
+        (false, Opcode::FetchAdd),
+    ] {
+        let shape = Shape {
+            infiniband,
+            ..Shape::default()
+        };
+        let mut pair = Pair::with(&shape, Conditions::default(), native(true), native(false));
+        let (target, good) = (pair.b.filled(&[5; 8]), pair.a.region(8, everything()));
+        let read_only = pair.a.region(8, Access::empty());
+        pair.run_now();
+        pair.b.post_recv(9, &[]);
+        pair.a.post(&Work::send(1));
+        pair.a.post(&match opcode {
+            Opcode::Read => Work::read(2, target.stag, target.base)
+                .sge(good.sge(0, 4))
+                .sge(read_only.sge(0, 4)),
+            _ => fetch_add(2, target.stag, target.base, 1).sge(read_only.sge(0, 8)),
+        });
+        pair.a
+            .post(&Work::write(3, target.stag, target.base + 7).inline(&[9]));
+        pair.run_now();
+        assert_eq!(
+            pair.a.sent(),
+            [(1, SUCCESS), (2, WcStatus::LocProtErr), (3, FLUSHED)],
+            "{opcode:?}"
+        );
+        assert_eq!(read_only.bytes(), [0; 8]);
+        let first = if opcode == Opcode::Read { 5 } else { 6 };
+        assert_eq!(target.bytes(), [first, 5, 5, 5, 5, 5, 5, 9]);
+        assert_eq!(pair.b.received(), [(9, SUCCESS, 0)]);
+        // The error of a tagged segment has its header (row DDP-V-14), the local one has none.
+        let control = if opcode == Opcode::Read { 0x0102_c000 } else { 0 };
+        assert_eq!(pair.b.engine.status().terminate_received.get(), control);
+        assert_eq!(pair.a.faults(), [(QpFault::LocalWork, control)]);
+        // The peer ends as after any local failure of this end.
+        let expected = if infiniband { QpState::Rts } else { QpState::Err };
+        assert_eq!(pair.b.engine.state(), expected, "{opcode:?}");
+    }
+}
+
+#[test]
+fn vrb_m_02_the_peers_refusal_counts_before_that_of_the_sink() {
+    for opcode in [Opcode::Read, Opcode::FetchAdd] {
+        let mut pair = Pair::new();
+        let target = pair.b.filled(&[5; 8]);
+        let bad = sge(0, 8, 0x7777);
+        let work = match opcode {
+            Opcode::Read => Work::read(1, target.stag ^ 1, target.base),
+            _ => fetch_add(1, target.stag ^ 1, target.base, 1),
+        };
+        pair.a.post(&work.sge(bad));
+        pair.run_now();
+        assert_eq!(pair.a.sent(), [(1, WcStatus::RemAccessErr)]);
+        assert_eq!(target.bytes(), [5; 8]);
+    }
 }
 
 #[test]
