@@ -66,6 +66,8 @@ pub(super) struct Received {
     pub(super) no_buffer: bool,
     /// The offending request, if it names one.
     pub(super) offending: Option<OffendingRequest>,
+    /// The kind of the offending message, if its header names one.
+    pub(super) message: Option<Opcode>,
 }
 
 impl Received {
@@ -88,6 +90,7 @@ impl Received {
             status: status(terminate),
             no_buffer: terminate.error() == Some(TerminateError::DdpNoBuffer),
             offending: terminate.ddp_header.and_then(offending),
+            message: terminate.ddp_header.and_then(message),
         }
     }
 }
@@ -116,13 +119,14 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
 
 /// Whether the offending request is an atomic.
 fn is_of_atomic(terminate: &Terminate<'_>) -> bool {
-    let header = terminate.ddp_header.and_then(|header| Header::parse(header).ok());
-    match header {
-        Some((Header::Untagged(header), _)) => {
-            Control::parse(header.rsvd_ulp).is_ok_and(|control| control.opcode == Opcode::AtomicRequest)
-        }
-        _ => false,
-    }
+    terminate.ddp_header.and_then(message) == Some(Opcode::AtomicRequest)
+}
+
+/// The kind of a message, by its DDP header.
+fn message(header: &[u8]) -> Option<Opcode> {
+    let (header, _) = Header::parse(header).ok()?;
+    let control = Control::parse(header.rsvd_ulp()).ok()?;
+    Some(control.opcode)
 }
 
 fn offending(header: &[u8]) -> Option<OffendingRequest> {
