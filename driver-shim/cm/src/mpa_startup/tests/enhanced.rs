@@ -395,6 +395,29 @@ fn empa_36_both_ends_get_the_peers_unchanged_word() {
     );
     let word = accepted.word.unwrap();
     assert_eq!((word.ird, word.ord), (8, 16));
+    // A depth that is not negotiated, too, in Request, Reply and rejection.
+    for depths in [(0x3fff, 5), (5, 0x3fff)] {
+        let bits = A | D | u32::from(depths.0) << 16 | u32::from(depths.1);
+        let responder = with_request(settings(), &enhanced_request(bits));
+        let word = responder.request().unwrap().word.unwrap();
+        assert_eq!((word.ird, word.ord), depths);
+        for reject in [false, true] {
+            let flags = StartupFlags {
+                crc: true,
+                reject,
+                ..StartupFlags::default()
+            };
+            let reply = bytes(FrameKind::Reply, 2, flags, Some(word), &[]);
+            let (_, answer) = new_initiator(settings(), Some(offer(16, 8)))
+                .receive(&reply)
+                .unwrap();
+            let received = match answer.unwrap() {
+                Answer::Accepted(accepted) => accepted.word,
+                Answer::Rejected(rejected) => rejected.word,
+            };
+            assert_eq!(received, Some(word), "rejected: {reject}");
+        }
+    }
 }
 
 #[test]
