@@ -311,7 +311,7 @@ fn mpa_s_15_bytes_after_the_request_end_the_stream() {
 }
 
 #[test]
-fn mpa_s_10_empa_04_private_data_to_its_limits() {
+fn empa_04_mpa_s_12_private_data_to_its_limits() {
     let mut scene = or_skip!(Scene::start(&[]));
     let data: Vec<u8> = (0..512).map(|at| at as u8 ^ 0x5a).collect();
     for (revision, word, len) in [
@@ -331,10 +331,15 @@ fn mpa_s_10_empa_04_private_data_to_its_limits() {
             private_data: [&word_bytes[..], &data[..len]].concat(),
         };
         // The program may get 255 bytes, and send as many. The frame is valid beyond that, but
-        // there is no program for it.
+        // there is no program for it: a rejecting Reply answers it.
         if len > 255 {
             let mut peer = scene.connect(&frame.to_bytes());
-            assert_eq!(peer.read_to_end().0, b"", "{len} bytes");
+            let reply = match word {
+                Some(_) => "7002 0004 80014000",
+                None => "6001 0000",
+            };
+            let reply = hex(&format!("{REPLY_KEY} {reply}"));
+            assert_eq!(peer.read_to_end(), (reply, End::Closed), "{len} bytes");
             assert!(scene.target.is_quiet());
             continue;
         }

@@ -65,6 +65,44 @@ fn continues(target: &mut CmTargetProcess) {
     assert!(target.is_quiet(), "an event too many");
 }
 
+/// A peer that has sent its FIN, and reads only then, gets all messages that were posted before.
+#[test]
+fn ddp_t_04_a_half_closed_peer_gets_what_was_posted() {
+    const LEN: u64 = 20_000;
+    const AFTER: u64 = 4;
+    let mut target = or_skip!(CmTargetProcess::start(&[]));
+    let (id, mut peer, _listener) = connecting(&mut target);
+    peer.send(&reply(0x8008_8010));
+    assert_eq!(peer.read_bytes(20), hex(WRITE_RTR));
+    target.expects_event(id, cm_event::ESTABLISHED, 0);
+    let waits = |target: &mut CmTargetProcess| {
+        (0..10).all(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            target.has_no_completion(id)
+        })
+    };
+    let blocked = (0x100..0x1000).find(|&wr_id| {
+        target.sends(id, wr_id, LEN);
+        target.has_no_completion(id) && waits(&mut target)
+    });
+    let blocked = blocked.expect("a stream that nobody reads is full at some time");
+    let last = blocked + AFTER;
+    (blocked + 1..=last).for_each(|wr_id| target.sends(id, wr_id, LEN));
+    peer.finish();
+    assert!(waits(&mut target) && target.is_quiet(), "the end waits for them");
+    let mut arrived = 0;
+    while let Some(ulpdu) = peer.next_ulpdu() {
+        arrived += ulpdu.len() as u64 - 18;
+    }
+    assert_eq!(arrived, (last - 0x100 + 1) * LEN);
+    let sent: Vec<_> = (blocked..=last).map(|wr_id| (wr_id, status::SUCCESS)).collect();
+    target.completes(id, &sent);
+    target.expects_event(id, cm_event::DISCONNECTED, 0);
+    target.completes(id, &ALL_FLUSHED);
+    assert_eq!(target.state(id), state::ERR);
+    target.quits();
+}
+
 #[test]
 fn every_request_vector_is_sent() {
     for (variables, depths, data, request) in [

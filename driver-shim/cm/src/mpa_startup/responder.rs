@@ -144,12 +144,21 @@ impl Responder {
             word,
             private_data: private_data.to_vec(),
         };
+        let excess = settings.check_private_data(header);
         if taken < bytes.len() {
             return Err(Fault::Trailing(bytes.len() - taken).into());
         }
         self.stage = Stage::Unanswered(Box::new(request));
         self.deadline = None;
         self.incoming = Incoming::default();
+        if let Err(fault) = excess {
+            // The frame is correct, its private data unacceptable (RFC 5044 §7.1.2(2)).
+            return Err(Failure {
+                close: Close::Orderly,
+                final_frame: self.reject(&[], None).ok(),
+                ..fault.into()
+            });
+        }
         Ok((taken, Some(ResponderEvent::Request)))
     }
 
@@ -328,7 +337,5 @@ fn check(header: StartupHeader, settings: &Settings) -> Result<StartupHeader, Fa
             ..Fault::Rdmac.into()
         });
     }
-    let header = header.require(FrameKind::Request, 1..=settings.revision)?;
-    settings.check_private_data(header)?;
-    Ok(header)
+    Ok(header.require(FrameKind::Request, 1..=settings.revision)?)
 }

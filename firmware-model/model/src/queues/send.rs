@@ -28,6 +28,8 @@ pub struct SendQueue {
     taken: u32,
     /// Bytes of operands in front of the list or the data of an entry: the address of a datagram.
     prefix: usize,
+    /// No entry that is posted from now on is taken.
+    is_closed: bool,
 }
 
 /// The fixed part of an entry; its operands stay in the ring.
@@ -67,6 +69,7 @@ impl SendQueue {
             retired: 0,
             taken: 0,
             prefix: 0,
+            is_closed: false,
         }
     }
 
@@ -89,6 +92,7 @@ impl SendQueue {
             next: at,
             retired: at,
             taken: 0,
+            is_closed: false,
             ..*self
         }
     }
@@ -98,7 +102,7 @@ impl SendQueue {
     #[inline(always)]
     pub fn peek(&mut self) -> Option<Result<SendWqe, BadWqe>> {
         if self.producer == self.next {
-            self.producer = self.record.sq_producer.load(Ordering::Acquire);
+            self.read_producer();
             if self.producer == self.next {
                 return None;
             }
@@ -120,9 +124,27 @@ impl SendQueue {
     pub fn is_last(&mut self, wqe: &SendWqe) -> bool {
         let index = wqe.index.wrapping_add(wqe.blocks.into());
         if self.producer == index {
-            self.producer = self.record.sq_producer.load(Ordering::Acquire);
+            self.read_producer();
         }
         self.producer == index
+    }
+
+    #[inline(always)]
+    fn read_producer(&mut self) {
+        if !self.is_closed {
+            self.producer = self.record.sq_producer.load(Ordering::Acquire);
+        }
+    }
+
+    /// Hides the entries that are posted from now on, until [`reopen`](SendQueue::reopen).
+    pub(crate) fn close(&mut self) {
+        self.read_producer();
+        self.is_closed = true;
+    }
+
+    /// Shows all entries again.
+    pub(crate) fn reopen(&mut self) {
+        self.is_closed = false;
     }
 
     #[inline(always)]
@@ -195,7 +217,11 @@ impl SendQueue {
 
     /// Whether entries are posted that were not taken.
     pub fn has_posted(&self) -> bool {
-        self.record.sq_producer.load(Ordering::Acquire) != self.next
+        let producer = match self.is_closed {
+            true => self.producer,
+            false => self.record.sq_producer.load(Ordering::Acquire),
+        };
+        producer != self.next
     }
 
     /// Requests a doorbell when the producer index passes the taken entries by `blocks`; 0 = at the

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use std::time::Duration;
 use urnic_device::vocabulary::{Access, WcStatus};
 use urnic_device::wqe::Opcode;
-use urnic_wire::ddp::{Header, TAGGED_LEN, UNTAGGED_LEN};
-use urnic_wire::rdmap::{Control, Opcode as Message, QN_READ_REQUEST, QN_SEND, Terminate, TerminateError};
+use urnic_wire::ddp::Header;
+use urnic_wire::rdmap::{Control, Opcode as Message, Terminate, TerminateError, check_placement};
 
 static LIMIT: LogLimit = LogLimit::new("refused requests");
 
@@ -62,39 +62,66 @@ pub(super) fn refused_here(terminate: &Terminate<'_>, rights: Access, env: &Env<
 /// The message that a Terminate refuses, and the memory that it names, if that is at fault.
 fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<MemoryAccess>)> {
     let (header, _) = Header::parse(terminate.ddp_header?).ok()?;
-    let payload = |header: usize| usize::from(terminate.segment_length.unwrap_or(0)).saturating_sub(header);
-    Some(match header {
-        Header::Tagged(h) => match Control::parse(h.rsvd_ulp).ok()?.opcode {
-            Message::Write => {
-                let named = MemoryAccess {
-                    stag: h.stag,
-                    offset: h.to,
-                    len: payload(TAGGED_LEN) as u64,
-                    need: Need::RemoteWrite,
-                };
-                let is_at_fault = matches!(terminate.layer, 0 | 1) && terminate.etype == 1;
-                ("RDMA Write".to_owned(), is_at_fault.then_some(named))
-            }
-            opcode => (format!("{opcode:?}"), None),
-        },
-        Header::Untagged(h) if h.qn == QN_READ_REQUEST => match terminate.read_request {
-            Some(request) => {
-                let named = MemoryAccess {
-                    stag: request.source_stag,
-                    offset: request.source_to,
-                    len: request.size.into(),
-                    need: Need::RemoteRead,
-                };
-                ("RDMA Read".to_owned(), Some(named))
-            }
-            None => ("RDMA Read or atomic".to_owned(), None),
-        },
-        Header::Untagged(h) if h.qn == QN_SEND => {
-            let len = h.mo as usize + payload(UNTAGGED_LEN);
-            (format!("Send of at least {len} B"), None)
+    let Ok(Control { opcode }) = Control::parse(header.rsvd_ulp()) else {
+        // The error says what is wrong with its version or opcode.
+        return Some((format!("message{}", place_of(&header)), None));
+    };
+    if check_placement(opcode, &header).is_err() {
+        return Some((format!("{}{}", message_name(opcode), place_of(&header)), None));
+    }
+    let segment_len = usize::from(terminate.segment_length.unwrap_or(0));
+    let payload = segment_len.saturating_sub(header.buffer_len());
+    let named = match (header, terminate.read_request) {
+        (Header::Tagged(h), _) if opcode == Message::Write => {
+            let is_at_fault = matches!(terminate.layer, 0 | 1) && terminate.etype == 1;
+            is_at_fault.then_some(MemoryAccess {
+                stag: h.stag,
+                offset: h.to,
+                len: payload as u64,
+                need: Need::RemoteWrite,
+            })
         }
-        Header::Untagged(_) => return None,
+        (_, Some(request)) => Some(MemoryAccess {
+            stag: request.source_stag,
+            offset: request.source_to,
+            len: request.size.into(),
+            need: Need::RemoteRead,
+        }),
+        _ => None,
+    };
+    let name = message_name(opcode);
+    Some(match header {
+        Header::Untagged(h) if name == "Send" => {
+            (format!("Send of at least {} B", h.mo as usize + payload), None)
+        }
+        _ => (name.to_owned(), named),
     })
+}
+
+/// The kind of segment in which a message should not be.
+fn place_of(header: &Header) -> String {
+    match header {
+        Header::Tagged(_) => " in a tagged segment".to_owned(),
+        Header::Untagged(header) => format!(" on QN {}", header.qn),
+    }
+}
+
+/// A message of the peer, by its opcode: its queue says nothing about one that is refused for its
+/// queue.
+fn message_name(opcode: Message) -> &'static str {
+    match opcode {
+        Message::Write => "RDMA Write",
+        Message::ReadRequest => "RDMA Read",
+        Message::ReadResponse => "answer to an RDMA Read",
+        Message::Send
+        | Message::SendInvalidate
+        | Message::SendSolicited
+        | Message::SendSolicitedInvalidate => "Send",
+        Message::Immediate | Message::ImmediateSolicited => "immediate data",
+        Message::AtomicRequest => "atomic",
+        Message::AtomicResponse => "answer to an atomic",
+        Message::Terminate => "Terminate",
+    }
 }
 
 fn name(opcode: Opcode) -> &'static str {
@@ -175,8 +202,10 @@ pub(super) fn refused_there(received: &Received, requester: &Requester, env: &En
             }
         },
         (None, OffendingRequest::Write { stag, to }) => format!("RDMA Write at {to:#x}, STag {stag:#010x}"),
-        (None, OffendingRequest::Send(_)) => "a Send".to_owned(),
-        (None, OffendingRequest::Request(_)) => "an RDMA Read or atomic".to_owned(),
+        (None, OffendingRequest::Send(msn) | OffendingRequest::Request(msn)) => {
+            let what = received.message.map_or("message", message_name);
+            format!("{what} with MSN {msn}, which is complete here")
+        }
     };
     tracing::warn!("{subject}: the peer refused {what}: {error}");
 }
@@ -226,6 +255,48 @@ pub(super) fn failed_here(requester: &Requester, env: &Env<'_>, stream: &dyn Str
                 _ => "",
             };
             tracing::warn!("{subject}: {what} failed: {}{hint}", status.verbs_name());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::rig::{read_request, tagged, untagged, write_segment};
+
+    /// The text about a refusal of this ULPDU for its queue or its opcode.
+    fn refused(ulpdu: &[u8]) -> String {
+        let terminate = Terminate::for_segment(TerminateError::DdpInvalidQueue, ulpdu, None);
+        message_of(&terminate).unwrap().0
+    }
+
+    #[test]
+    fn a_refused_message_is_named_by_its_opcode() {
+        let request = read_request(1, (1, 0), 8, (2, 0));
+        for (ulpdu, expected) in [
+            (untagged(0x41, 0x43, 0, 0, 1, 0, b"hello"), "Send of at least 5 B"),
+            (
+                untagged(0x41, 0x46, 7, 0, 1, 64, b"hello"),
+                "Send of at least 69 B",
+            ),
+            (untagged(0x41, 0x43, 0, 1, 1, 0, b"hello"), "Send on QN 1"),
+            (untagged(0x41, 0x43, 0, 9, 1, 0, b"hello"), "Send on QN 9"),
+            (
+                untagged(0x41, 0x41, 0, 0, 1, 0, &request[18..]),
+                "RDMA Read on QN 0",
+            ),
+            (request, "RDMA Read"),
+            (untagged(0x41, 0x4a, 0, 1, 1, 0, &[0; 52]), "atomic"),
+            (untagged(0x41, 0x4a, 0, 0, 1, 0, &[0; 52]), "atomic on QN 0"),
+            (untagged(0x41, 0x4b, 0, 3, 1, 0, &[0; 12]), "answer to an atomic"),
+            (untagged(0x41, 0x49, 0, 0, 1, 0, &[0; 8]), "immediate data"),
+            (untagged(0x41, 0x40, 0, 0, 1, 0, b"x"), "RDMA Write on QN 0"),
+            (untagged(0x41, 0x4f, 0, 1, 1, 0, b"x"), "message on QN 1"),
+            (write_segment(1, 0, b"x"), "RDMA Write"),
+            (tagged(0xc1, 0x42, 1, 0, b"x"), "answer to an RDMA Read"),
+            (tagged(0xc1, 0x43, 1, 0, b"x"), "Send in a tagged segment"),
+        ] {
+            assert_eq!(refused(&ulpdu), expected);
         }
     }
 }

@@ -170,7 +170,11 @@ impl Responder {
                 Ok(())
             }
             None => {
-                tracing::debug!(taken = self.rq.taken(), "a Send finds no receive posted");
+                let what = match opcode {
+                    Opcode::Immediate | Opcode::ImmediateSolicited => "immediate data",
+                    _ => "a Send",
+                };
+                tracing::debug!(taken = self.rq.taken(), "{what} finds no receive posted");
                 Err(TerminateError::DdpNoBuffer.into())
             }
         }

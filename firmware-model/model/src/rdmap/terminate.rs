@@ -66,15 +66,16 @@ pub(super) struct Received {
     pub(super) no_buffer: bool,
     /// The offending request, if it names one.
     pub(super) offending: Option<OffendingRequest>,
-    /// Whether it names our answer to a Read, for which the peer has no memory.
-    of_answer: bool,
+    /// The kind of the offending message, if its header names one.
+    pub(super) message: Option<Opcode>,
 }
 
 impl Received {
     /// Whether the peer reports an error that has nothing to do with a request of this end.
     pub(super) fn is_of_peer_itself(&self) -> bool {
         let error = TerminateError::of_control(self.control);
-        self.of_answer || error == Some(TerminateError::RdmapLocalCatastrophic) && self.offending.is_none()
+        self.message == Some(Opcode::ReadResponse)
+            || error == Some(TerminateError::RdmapLocalCatastrophic) && self.offending.is_none()
     }
 
     pub(super) fn new(terminate: &Terminate<'_>) -> Received {
@@ -90,7 +91,7 @@ impl Received {
             status: status(terminate),
             no_buffer: terminate.error() == Some(TerminateError::DdpNoBuffer),
             offending: terminate.ddp_header.and_then(offending),
-            of_answer: is_of_answer(terminate),
+            message: terminate.ddp_header.and_then(message),
         }
     }
 }
@@ -122,22 +123,19 @@ fn status(terminate: &Terminate<'_>) -> Option<WcStatus> {
 
 /// Whether the offending request is an atomic.
 fn is_of_atomic(terminate: &Terminate<'_>) -> bool {
-    opcode(terminate) == Some(Opcode::AtomicRequest)
+    terminate.ddp_header.and_then(message) == Some(Opcode::AtomicRequest)
 }
 
 /// Whether the peer could not place our answer to its Read.
 fn is_of_answer(terminate: &Terminate<'_>) -> bool {
-    opcode(terminate) == Some(Opcode::ReadResponse)
+    terminate.ddp_header.and_then(message) == Some(Opcode::ReadResponse)
 }
 
-/// The opcode of the message that the Terminate names.
-fn opcode(terminate: &Terminate<'_>) -> Option<Opcode> {
-    let (header, _) = Header::parse(terminate.ddp_header?).ok()?;
-    let control = match header {
-        Header::Tagged(header) => header.rsvd_ulp,
-        Header::Untagged(header) => header.rsvd_ulp,
-    };
-    Some(Control::parse(control).ok()?.opcode)
+/// The kind of a message, by its DDP header.
+fn message(header: &[u8]) -> Option<Opcode> {
+    let (header, _) = Header::parse(header).ok()?;
+    let control = Control::parse(header.rsvd_ulp()).ok()?;
+    Some(control.opcode)
 }
 
 fn offending(header: &[u8]) -> Option<OffendingRequest> {

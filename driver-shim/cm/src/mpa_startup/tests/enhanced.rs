@@ -171,6 +171,13 @@ fn empa_11_rtr_bits_count_only_in_the_peer_to_peer_model() {
     )
     .unwrap();
     assert_eq!(request, vector("MPA-REQ-R2-CS"));
+    // With A, all types that this end supports, and no others.
+    for (rtr, bits) in [(ALL_RTR, RTR), (READ_WRITE, C | D), (SEND, B), (WRITE, C)] {
+        let settings = Settings { rtr, ..settings() };
+        let (_, request) = Initiator::new(settings, Some(offer(16, 8)), &[], START).unwrap();
+        let word = u32::from_be_bytes(request[20..24].try_into().unwrap());
+        assert_eq!(word & (A | RTR), A | bits, "{rtr:?}");
+    }
     let (reply, negotiated) = answer(settings(), depths(16, 16), RTR | 0x0010_0008);
     assert_eq!((reply & (A | RTR), negotiated.rtr), (0, None));
     let client = Offer {
@@ -329,6 +336,32 @@ fn empa_33_a_reject_contains_the_required_ord() {
 }
 
 #[test]
+fn peer_19_a_rejection_counts_with_the_word_and_without() {
+    let flags = StartupFlags {
+        crc: true,
+        reject: true,
+        ..StartupFlags::default()
+    };
+    let word = EnhancedWord {
+        peer_to_peer: true,
+        rtr_read: true,
+        ord: 8,
+        ..EnhancedWord::default()
+    };
+    for (revision, word) in [(2, Some(word)), (2, None), (1, None)] {
+        let reply = bytes(FrameKind::Reply, revision, flags, word, b"no");
+        let (taken, answer) = new_initiator(settings(), Some(offer(1, 1)))
+            .receive(&reply)
+            .unwrap();
+        let rejected = Rejected {
+            word,
+            private_data: b"no".to_vec(),
+        };
+        assert_eq!((taken, answer), (reply.len(), Some(Answer::Rejected(rejected))));
+    }
+}
+
+#[test]
 fn empa_34_the_initiator_adapts_its_depths_to_the_reply() {
     let negotiated = concluded(READ_WRITE, offer(4, 16), A | D | 2 << 16 | 8);
     assert_eq!(
@@ -362,6 +395,29 @@ fn empa_36_both_ends_get_the_peers_unchanged_word() {
     );
     let word = accepted.word.unwrap();
     assert_eq!((word.ird, word.ord), (8, 16));
+    // A depth that is not negotiated, too, in Request, Reply and rejection.
+    for depths in [(0x3fff, 5), (5, 0x3fff)] {
+        let bits = A | D | u32::from(depths.0) << 16 | u32::from(depths.1);
+        let responder = with_request(settings(), &enhanced_request(bits));
+        let word = responder.request().unwrap().word.unwrap();
+        assert_eq!((word.ird, word.ord), depths);
+        for reject in [false, true] {
+            let flags = StartupFlags {
+                crc: true,
+                reject,
+                ..StartupFlags::default()
+            };
+            let reply = bytes(FrameKind::Reply, 2, flags, Some(word), &[]);
+            let (_, answer) = new_initiator(settings(), Some(offer(16, 8)))
+                .receive(&reply)
+                .unwrap();
+            let received = match answer.unwrap() {
+                Answer::Accepted(accepted) => accepted.word,
+                Answer::Rejected(rejected) => rejected.word,
+            };
+            assert_eq!(received, Some(word), "rejected: {reject}");
+        }
+    }
 }
 
 #[test]
@@ -459,7 +515,7 @@ proptest! {
 }
 
 #[test]
-fn private_data_that_programs_cannot_take_is_refused() {
+fn empa_04_private_data_that_programs_cannot_take_is_rejected() {
     let settings = Settings {
         max_private_data: 255,
         ..settings()
@@ -475,7 +531,15 @@ fn private_data_that_programs_cannot_take_is_refused() {
         let received = responder.receive(&request);
         assert_eq!(received.is_ok(), taken, "{received:?}");
         if let Err(failure) = received {
-            assert_eq!(failure.fault, Fault::PrivateData(len));
+            assert_eq!(
+                (failure.fault, failure.close),
+                (Fault::PrivateData(len), Close::Orderly)
+            );
+            // MPA-S-12: the frame is correct, so a rejecting Reply answers it.
+            let (_, answer) = new_initiator(settings.clone(), Some(offer))
+                .receive(&failure.final_frame.unwrap())
+                .unwrap();
+            assert!(matches!(answer, Some(Answer::Rejected(_))), "{answer:?}");
         }
     }
 }

@@ -54,8 +54,17 @@ fn mpa_s_01_s_02_frames_are_twenty_bytes_and_private_data() {
 fn mpa_s_03_the_responder_waits_for_a_valid_request() {
     let mut responder = Responder::new(settings(), START);
     assert_eq!(responder.request(), None);
-    let nothing = responder.accept(Depths::default(), &[], START).unwrap();
-    assert_eq!((nothing.bytes.len(), nothing.negotiated), (0, None));
+    // Nothing that may happen before the Request makes it send a byte.
+    for part in [&[][..], &vector("MPA-REQ-R1")[..19]] {
+        assert_eq!(responder.receive(part), Ok((part.len(), None)));
+        let nothing = responder.accept(Depths::default(), &[], START).unwrap();
+        assert_eq!((nothing.bytes.len(), nothing.negotiated), (0, None));
+        assert_eq!(responder.reject(b"no", Some(1)), Ok(Vec::new()));
+        assert_eq!(responder.failed_here(), None);
+        assert_eq!(responder.closed().final_frame, None);
+        let expired = responder.expire(START + Duration::from_secs(60)).unwrap();
+        assert_eq!(expired.final_frame, None);
+    }
     // The exchange works in pieces of any size, and does not depend on the end that opened the TCP
     // connection.
     for piece in [1, 3, 19, 20, 512] {

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::mpa_startup::{Rtr, terminate};
+use crate::rdma_cm::messages::Message;
 use urnic_config::RtrTypes;
+use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 
 /// Establishes a connection with these parameters; returns channel and id of the initiator and of
 /// the responder.
@@ -79,6 +81,63 @@ fn both_ends_get_the_peers_parameters_and_the_end() {
             "an RNIC has no TIMEWAIT_EXIT"
         );
     }
+    net.finish();
+}
+
+/// The depths of an event: `responder_resources` and `initiator_depth`.
+fn depths(param: &ConnParam) -> (u8, u8) {
+    (param.responder_resources, param.initiator_depth)
+}
+
+#[test]
+fn empa_36_programs_get_the_depths_of_request_reply_and_rejection() {
+    for accepts in [true, false] {
+        let mut net = Net::pair();
+        let (at, _) = net.listen(1, 7471, 0);
+        let initiator = net.ready(0, 7471, 5, false);
+        net.connect(0, initiator, parameters(3, 4, 2, &[]));
+        let (id, param) = net.request(1, at);
+        assert_eq!(depths(&param), (2, 4));
+        let expected = match accepts {
+            true => {
+                net.accept(1, at, id, 200, parameters(9, 3, 1, &[]));
+                (1, 3)
+            }
+            false => {
+                net.at(1, |engine, world| engine.reject(world, at, id, &[]))
+                    .unwrap();
+                // A Read as RTR would need one place.
+                (0, 1)
+            }
+        };
+        let event = net.event(0, initiator.0).unwrap();
+        assert_eq!(depths(&event.param), expected, "accepts: {accepts}");
+        net.finish();
+    }
+}
+
+/// The fields of events have 8 bits. Where the peer leaves a depth to the program, the program gets
+/// the limit of its own device, which it may use.
+#[test]
+fn empa_36_events_show_what_14_bits_say_in_8() {
+    let net = Net::pair();
+    let engine = &net.engines[0];
+    let shown = |ird, ord| {
+        let word = EnhancedWord {
+            ird,
+            ord,
+            ..EnhancedWord::default()
+        };
+        let params = engine.event_params(Message::Reply, Some(word), Vec::new());
+        (params.initiator_depth, params.responder_resources)
+    };
+    for (depth, expected) in [(0, 0), (1, 1), (255, 255), (256, 255), (0x3ffe, 255)] {
+        assert_eq!(shown(depth, 7), (expected, 7));
+        assert_eq!(shown(7, depth), (7, expected));
+    }
+    assert_eq!(shown(NO_NEGOTIATION, 7), (engine.max_ord, 7));
+    assert_eq!(shown(7, NO_NEGOTIATION), (7, engine.max_ird));
+    assert!(engine.max_ord < u8::MAX && engine.max_ird < u8::MAX);
     net.finish();
 }
 

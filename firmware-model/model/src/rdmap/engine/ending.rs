@@ -26,6 +26,8 @@ use urnic_wire::rdmap::{ReadRequest, Terminate, TerminateError};
 
 /// The time within which the stream must take a Terminate.
 const TERMINATE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time within which a stream whose peer has finished must take more bytes.
+const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time to wait for the peer's FIN after ours; data that arrive during this time are discarded.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -184,7 +186,14 @@ impl Engine {
             self.begin_losing(env);
             return RxOutcome::Finished;
         }
-        if !between || awaits || self.rdmap.responder.answers.is_data_wanted() {
+        if between && !may_close && self.sends_after_fin(env, stream) {
+            env.effects.event(Event::new(EventKind::PeerClosed, env.qp.qid));
+            return RxOutcome::Finished;
+        }
+        if !matches!(self.progress, Progress::Open) {
+            return RxOutcome::More;
+        }
+        if !between || self.is_awaiting_peer() || self.rdmap.responder.answers.is_data_wanted() {
             stream.finish();
             self.lose(Lost::Closed, env, stream);
             return RxOutcome::Ended;
@@ -437,6 +446,7 @@ impl Engine {
     pub(super) fn close(&mut self, env: &mut Env<'_>) {
         self.stop_waiting();
         self.direct = None;
+        self.rdmap.requester.sq.reopen();
         self.rdmap.startup.take_rtr();
         // Requests that are not confirmed by now fail.
         if !self.parting {
@@ -538,8 +548,12 @@ impl Engine {
             true => self.take_in_last(env, stream),
             false => self.take_in(env, stream),
         }
-        if matches!(self.progress, Progress::Open) && (is_ours || self.input != Input::Closed) {
-            self.llp_failed(error, env, stream);
+        match (&self.progress, self.input) {
+            // The peer had closed both halves.
+            (Progress::Open, Input::HalfClosed) if !is_ours => self.end_half_closed(env, stream),
+            (Progress::Open, Input::Closed) if !is_ours => {}
+            (Progress::Open, _) => self.llp_failed(error, env, stream),
+            _ => {}
         }
     }
 
@@ -599,7 +613,15 @@ impl Engine {
 
     /// The grace period after the peer's FIN is over.
     pub(super) fn end_grace(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
-        if self.is_awaiting_peer() {
+        if self.input == Input::HalfClosed {
+            let outcome = self.pump(env, stream);
+            self.end_if_all_sent(outcome, env, stream);
+            match &self.progress {
+                Progress::Open if self.taken() > self.taken_at_deadline => self.await_room(env),
+                Progress::Open => self.end_half_closed(env, stream),
+                _ => {}
+            }
+        } else if self.is_awaiting_peer() {
             stream.finish();
             let how = match self.rdmap.requester.is_in_flight() {
                 true => Lost::Closed,
@@ -667,6 +689,59 @@ impl Engine {
     #[inline]
     pub fn has_progressed(&mut self) -> bool {
         self.rdmap.requester.confirmation.must_notify()
+    }
+}
+
+// A peer that has closed its half of the stream only (RFC 5041 §6.2.1): messages that were posted
+// are still sent. Neither answers nor confirmations can arrive: when the stream has taken what can
+// be sent, requests that wait for the peer fail, and the queue pair ends as after any FIN. Linux
+// and adapters close both halves, so that the stream reports an error at the next byte.
+
+impl Engine {
+    /// Sends what is left after the peer's FIN. Returns whether the stream has not taken all of it,
+    /// so that this side stays half closed.
+    fn sends_after_fin(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
+        let is_flushed = self.llp.as_ref().is_none_or(Llp::is_flushed);
+        let has_work = !is_flushed
+            || self.rdmap.requester.sq.has_posted()
+            || self.rdmap.responder.answers.is_data_wanted();
+        if !has_work || !self.rdmap.startup.may_send() {
+            return false;
+        }
+        self.input = Input::HalfClosed;
+        // A program that posts for each completion would otherwise not see the end.
+        self.rdmap.requester.sq.close();
+        let outcome = self.pump(env, stream);
+        let is_left = matches!(outcome, TxOutcome::Blocked | TxOutcome::More);
+        let stays = is_left && matches!(self.progress, Progress::Open);
+        if stays {
+            self.await_room(env);
+        }
+        stays
+    }
+
+    /// Sets the time by which the half-closed stream must take more.
+    fn await_room(&mut self, env: &Env<'_>) {
+        self.taken_at_deadline = self.taken();
+        self.grace_deadline = Some(env.now.get() + HALF_CLOSED_TIMEOUT);
+    }
+
+    /// Ends the half-closed connection if the last call of `pump` left nothing to be sent.
+    pub(super) fn end_if_all_sent(&mut self, outcome: TxOutcome, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        let is_open = self.input == Input::HalfClosed && matches!(self.progress, Progress::Open);
+        if is_open && outcome == TxOutcome::Idle {
+            self.end_half_closed(env, stream);
+        }
+    }
+
+    /// Sends our FIN after that of the peer, and ends.
+    #[cold]
+    fn end_half_closed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        stream.finish();
+        match self.is_awaiting_peer() {
+            true => self.lose(Lost::Closed, env, stream),
+            false => self.end(env),
+        }
     }
 }
 

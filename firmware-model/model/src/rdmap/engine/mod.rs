@@ -74,6 +74,9 @@ enum Input {
     /// None: the peer's FIN was acted on. Requests that wait for the peer fail after the grace
     /// period; otherwise the queue pair does not change.
     Closed,
+    /// None: the peer's FIN was acted on, and this side still sends what the stream has not taken
+    /// (RFC 5041 §6.2.1).
+    HalfClosed,
 }
 
 /// The time for which the first parked message may still wait for a receive.
@@ -116,6 +119,8 @@ pub struct Engine {
     concluding: bool,
     /// The time after the peer's FIN at which requests fail, or posted receives are flushed.
     grace_deadline: Option<Nanos>,
+    /// Half closed: the position that the stream had taken when the deadline was set.
+    taken_at_deadline: u64,
     /// The segment whose payload is being read to its place, the number of bytes already there, and
     /// the position in the stream where the segment's FPDU begins.
     direct: Option<(Segment, usize, u64)>,
@@ -148,6 +153,7 @@ impl Engine {
             fin_grace: Duration::ZERO,
             rnr_timeout: Duration::MAX,
             grace_deadline: None,
+            taken_at_deadline: 0,
             direct: None,
             pieces: PieceRoom::default(),
             terminate_sent: 0,

@@ -69,6 +69,7 @@ impl Engine {
             self.complete_confirmed(env, stream);
             outcome = self.pump(env, stream);
         }
+        self.end_if_all_sent(outcome, env, stream);
         if let Some(llp) = &mut self.llp {
             llp.release(env.buffers);
         }
@@ -221,7 +222,7 @@ impl Engine {
             && self.rdmap.startup.may_send()
             && !self.rdmap.startup.owes_rtr()
             && !self.unreachable
-            && self.input != Input::Closed;
+            && !matches!(self.input, Input::Closed | Input::HalfClosed);
         let Rdmap {
             requester,
             responder,

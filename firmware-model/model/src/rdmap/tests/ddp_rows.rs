@@ -3,11 +3,13 @@
 use super::vector;
 use crate::counters::Counter;
 use crate::memory::{Accessor, DomainUse, Invalidable, InvalidateBy, MemoryAccess};
+use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use crate::transport::QpChange;
 use std::sync::Arc;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
+use urnic_device::wqe::Opcode;
 use urnic_wire::crc::crc32c;
 
 const SUCCESS: WcStatus = WcStatus::Success;
@@ -91,6 +93,18 @@ fn ddp_h_07_segments_of_the_rfcs_example() {
         .post(&Work::write(2, 0x1234, 16384).sge(source.sge(0, 2048)));
     let ulpdus = peer.output_ulpdus();
     let place = |u: &[u8]| (u64::from_be_bytes(u[6..14].try_into().unwrap()), u.len() - 14);
+    assert_eq!(
+        (place(&ulpdus[0]), place(&ulpdus[1])),
+        ((16384, 1486), (17870, 562))
+    );
+    // The answer to a Read.
+    peer.send_ulpdu(&read_request(
+        1,
+        (0x1234, 16384),
+        2048,
+        (source.stag, source.base),
+    ));
+    let ulpdus = peer.output_ulpdus();
     assert_eq!(
         (place(&ulpdus[0]), place(&ulpdus[1])),
         ((16384, 1486), (17870, 562))
@@ -299,16 +313,43 @@ fn ddp_v_07_no_receive_posted() {
 
 #[test]
 fn ddp_v_08_msn_out_of_range() {
-    let (peer, region) = with_receive(64);
-    assert_eq!(
-        terminate_for_ulpdu(peer, &region, &send_segment(true, 5, 0, b"x"))[..4],
-        hex("1203c000")
-    );
-    let (peer, region) = with_receive(64);
-    assert_eq!(
-        terminate_for_ulpdu(peer, &region, &send_segment(true, 0, 0, b"x"))[..4],
-        hex("1203c000")
-    );
+    for msn in [0, 2, 5, u32::MAX] {
+        let request = read_request(msn, (1, 0), 0, (1, 0));
+        let mut atomic = vec![0; 52];
+        atomic[11] = 1;
+        for ulpdu in [
+            send_segment(true, msn, 0, b"x"),
+            untagged(0x41, 0x48, 0, 0, msn, 0, &[0; 8]),
+            request,
+            untagged(0x41, 0x4a, 0, 1, msn, 0, &atomic),
+        ] {
+            let (peer, region) = with_receive(64);
+            let payload = terminate_for_ulpdu(peer, &region, &ulpdu);
+            assert_eq!(payload[..4], hex("1203c000"), "{ulpdu:02x?}");
+        }
+        // The answer to an atomic.
+        let mut peer = Scripted::new();
+        let sink = peer.node.region(8, everything());
+        let atomic = Work::new(Opcode::FetchAdd, 1).to(5, 0).atomic(1, 0);
+        peer.node.post(&atomic.sge(sink.sge(0, 8)));
+        assert_eq!(peer.output_ulpdus().len(), 1);
+        peer.send_ulpdu(&untagged(
+            0x41,
+            0x4b,
+            0,
+            3,
+            msn,
+            0,
+            &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 7],
+        ));
+        assert_eq!(peer.terminate()[..4], hex("1203c000"));
+        assert_eq!(sink.bytes(), [0; 8]);
+        // No Terminate answers a Terminate.
+        let (mut peer, _) = with_receive(64);
+        peer.send_ulpdu(&untagged(0x41, 0x47, 0, 2, msn, 0, &hex("02000000")));
+        assert!(peer.output().is_empty());
+        assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+    }
 }
 
 #[test]
@@ -485,21 +526,40 @@ fn ddp_t_05_graceful_close_sends_what_was_posted() {
     assert!(peer.node.faults().is_empty());
 }
 
+/// The requests of this end: taken by the stream, signalled or not, not begun, and not even
+/// startable; its receives: the one that a message has begun to fill, and those after it.
 #[test]
 fn ddp_t_06_a_lost_stream_fails_everything() {
-    let mut peer = Scripted::new();
-    let region = peer.node.region(64, everything());
-    peer.node.post_recv(1, &[region.sge(0, 8)]);
-    peer.node.post(&Work::read(2, 0x500, 0).sge(region.sge(8, 8)));
-    peer.node.post(&Work::send(3).inline(b"x"));
-    peer.run();
-    peer.rst();
-    assert_eq!(
-        peer.node.sent(),
-        [(2, WcStatus::WrFlushErr), (3, WcStatus::WrFlushErr)]
-    );
-    assert_eq!(peer.node.received(), [(1, WcStatus::WrFlushErr, 0)]);
-    assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+    for end in [Scripted::rst as fn(&mut Scripted), Scripted::fin] {
+        let one_read = Attachment {
+            ord: 1,
+            ..agreed(true)
+        };
+        let mut peer = Scripted::with(&Shape::default(), one_read);
+        let region = peer.node.region(64, everything());
+        (1..=3).for_each(|cookie| peer.node.post_recv(cookie, &[region.sge(0, 8)]));
+        peer.send_ulpdu(&send_segment(false, 1, 0, b"part"));
+        let read = |cookie| Work::read(cookie, 0x500, 0).sge(region.sge(8, 8));
+        peer.node.post(&read(11));
+        peer.node.post(&Work::send(12).inline(b"x"));
+        peer.node.post(&Work::send(13).inline(b"x").unsignaled());
+        peer.node.post(&read(14));
+        peer.node.post(&Work::send(15).inline(b"x").unsignaled());
+        assert_eq!(
+            peer.output_ulpdus().len(),
+            3,
+            "the second Read waits for the first"
+        );
+        assert!(peer.node.sent().is_empty());
+        end(&mut peer);
+        let flushed = WcStatus::WrFlushErr;
+        let all: Vec<_> = (11..=15).map(|cookie| (cookie, flushed)).collect();
+        assert_eq!(peer.node.sent(), all);
+        let all: Vec<_> = (1..=3).map(|cookie| (cookie, flushed, 0)).collect();
+        assert_eq!(peer.node.received(), all);
+        assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+        assert_eq!(peer.node.sq_outstanding(), 0);
+    }
 }
 
 #[test]

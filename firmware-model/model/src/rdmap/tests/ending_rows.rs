@@ -5,10 +5,11 @@ use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
 use crate::transport::RxOutcome;
+use proptest::prelude::*;
 use std::time::Duration;
 use urnic_device::event::{EventKind, QpFault};
 use urnic_device::vocabulary::{QpState, WcStatus};
-use urnic_device::wqe::Opcode;
+use urnic_device::wqe::{Opcode, SendFlags};
 
 const SUCCESS: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
@@ -453,4 +454,169 @@ fn a_native_peer_that_finishes_leaves_time() {
     assert_eq!(pair.b.received(), [(9, FLUSHED, 0)]);
     assert_eq!(pair.b.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
     assert!(!pair.b.has_event(EventKind::PeerClosed));
+}
+
+/// A peer that reads nothing, so that the stream takes 64 KiB, and an engine that has posted a
+/// Write of 300,000 bytes.
+fn blocked(attachment: Attachment) -> (Scripted, Region) {
+    let mut peer = Scripted::with(&Shape::default(), attachment);
+    peer.wire.set_capacity(0, 64 << 10);
+    let source = peer.node.filled(&pattern(300_000));
+    peer.node
+        .post(&Work::write(1, 0x1234, 0).sge(source.sge(0, 300_000)));
+    while peer.node.pump() {}
+    (peer, source)
+}
+
+/// The payload of Writes and answers to Reads, and the number of Sends.
+fn arrived(ulpdus: &[Vec<u8>]) -> (Vec<u8>, usize) {
+    let tagged = ulpdus.iter().filter(|ulpdu| ulpdu[0] & 0x80 != 0);
+    let payload: Vec<_> = tagged.map(|ulpdu| ulpdu[14..].to_vec()).collect();
+    (payload.concat(), ulpdus.len() - payload.len())
+}
+
+#[test]
+fn ddp_t_04_posted_messages_are_sent_after_the_peers_fin() {
+    let (mut peer, _) = blocked(agreed(true));
+    peer.node.post_recv(9, &[]);
+    peer.node.post(&Work::send(2).inline(b"last"));
+    peer.fin_unread();
+    assert!(peer.node.has_event(EventKind::PeerClosed));
+    assert_eq!(peer.node.engine.state(), QpState::Rts);
+    assert_eq!((peer.node.sent(), peer.node.received()), (vec![], vec![]));
+    // It is too late for this one: the program could post for ever.
+    peer.node.post(&Work::send(3).inline(b"late"));
+    let (payload, sends) = arrived(&peer.output_ulpdus());
+    assert!(payload == pattern(300_000));
+    assert_eq!((sends, peer.finished), (1, true));
+    assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS), (3, FLUSHED)]);
+    assert_eq!(peer.node.received(), [(9, FLUSHED, 0)]);
+    assert_eq!(
+        (peer.node.faults(), peer.node.engine.is_attached()),
+        (vec![], false)
+    );
+}
+
+#[test]
+fn ddp_t_04_a_read_among_them_is_not_answered() {
+    let (mut peer, region) = blocked(agreed(true));
+    peer.node.post(&Work::read(2, 0x200, 0).sge(region.sge(0, 8)));
+    peer.node.post(&Work::send(3).inline(b"last"));
+    let fenced = Work::send(4).inline(b"fenced");
+    peer.node.post(&fenced.flags(SendFlags::FENCE));
+    peer.fin_unread();
+    let (payload, others) = arrived(&peer.output_ulpdus());
+    assert!(payload == pattern(300_000));
+    assert_eq!(others, 2, "the Read Request and the Send before the fence");
+    assert_eq!(
+        peer.node.sent(),
+        [(1, SUCCESS), (2, FLUSHED), (3, FLUSHED), (4, FLUSHED)]
+    );
+    assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+    assert!(peer.finished);
+}
+
+#[test]
+fn ddp_t_04_what_needs_a_confirmation_is_sent_and_fails() {
+    let (mut peer, _) = blocked(delivered(agreed(true)));
+    peer.node.post(&Work::send(2).inline(b"last"));
+    peer.fin_unread();
+    let (payload, others) = arrived(&peer.output_ulpdus());
+    assert!(payload == pattern(300_000) && others >= 1);
+    assert_eq!(peer.node.sent(), [(1, LOST), (2, FLUSHED)]);
+    assert!(peer.finished);
+}
+
+#[test]
+fn ddp_t_04_reads_of_the_peer_are_answered_after_its_fin() {
+    let mut peer = Scripted::new();
+    peer.wire.set_capacity(0, 64 << 10);
+    let source = peer.node.filled(&pattern(300_000));
+    let request = read_request(1, (0x55, 0), 300_000, (source.stag, source.base));
+    peer.send_unread(&fpdu_of(&request));
+    peer.fin_unread();
+    let (payload, _) = arrived(&peer.output_ulpdus());
+    assert!(payload == pattern(300_000));
+    assert_eq!((peer.node.faults(), peer.finished), (vec![], true));
+    assert!(!peer.node.engine.is_attached());
+}
+
+#[test]
+fn ddp_t_04_a_half_closed_stream_that_takes_nothing_ends() {
+    let (mut peer, _) = blocked(agreed(true));
+    peer.node.post(&Work::send(2).inline(b"last"));
+    peer.fin_unread();
+    for _ in 0..3 {
+        peer.wait_unread(Duration::from_millis(4900));
+        peer.read(1000);
+    }
+    assert!(peer.node.engine.is_attached(), "it takes bytes now and then");
+    peer.wait_unread(Duration::from_secs(5));
+    peer.wait_unread(Duration::from_secs(5));
+    assert_eq!(peer.node.sent(), [(1, FLUSHED), (2, FLUSHED)]);
+    assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+    assert_eq!(peer.node.deadline(), None);
+}
+
+#[test]
+fn ddp_t_04_a_peer_that_closed_both_halves_is_lost_at_once() {
+    let (mut peer, _) = blocked(agreed(true));
+    peer.fin_unread();
+    peer.rst();
+    assert_eq!(peer.node.sent(), [(1, FLUSHED)]);
+    assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+    assert!(!peer.node.engine.is_attached());
+}
+
+#[test]
+fn ddp_t_04_a_half_closed_queue_pair_can_be_given_up() {
+    let (mut peer, _) = blocked(agreed(true));
+    peer.fin_unread();
+    peer.node.set_state(QpState::Err);
+    assert_eq!(peer.node.sent(), [(1, FLUSHED)]);
+    peer.run();
+    assert!(peer.finished && !peer.node.engine.is_attached());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The peer closes its half at some time, and reads in pieces of any size.
+    #[test]
+    fn ddp_t_04_whatever_was_posted_before_the_fin_arrives(
+        lens in proptest::collection::vec(0..60_000usize, 1..12),
+        before in 0..12usize,
+        room in 2_000..100_000usize,
+        piece in 100..40_000usize,
+    ) {
+        let mut peer = Scripted::new();
+        peer.wire.set_capacity(0, room);
+        let source = peer.node.filled(&pattern(60_000));
+        let before = before.min(lens.len());
+        for (cookie, &len) in lens.iter().enumerate() {
+            if cookie == before {
+                while peer.node.pump() {}
+            }
+            let send = Work::send(cookie as u64);
+            peer.node.post(&if len > 0 { send.sge(source.sge(0, len)) } else { send });
+        }
+        peer.fin_unread();
+        for _ in 0..100_000 {
+            if peer.finished {
+                break;
+            }
+            peer.read(piece);
+        }
+        prop_assert!(peer.finished);
+        let mut payload = 0;
+        let mut messages = 0;
+        for ulpdu in peer.output_ulpdus() {
+            payload += ulpdu.len() - 18;
+            messages += usize::from(ulpdu[0] & 0x40 != 0);
+        }
+        prop_assert_eq!((messages, payload), (lens.len(), lens.iter().sum()));
+        let all: Vec<_> = (0..lens.len() as u64).map(|cookie| (cookie, SUCCESS)).collect();
+        prop_assert_eq!(peer.node.sent(), all);
+        prop_assert!(!peer.node.engine.is_attached());
+    }
 }

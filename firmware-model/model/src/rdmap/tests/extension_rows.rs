@@ -11,6 +11,7 @@ use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
 use urnic_wire::crc::crc32c;
+use urnic_wire::mpa::fpdu::{self, CrcMode};
 use urnic_wire::rdmap::AtomicOperation;
 
 const SUCCESS: WcStatus = WcStatus::Success;
@@ -358,6 +359,72 @@ fn x73_11_a_fenced_send_waits_for_an_atomic() {
     assert_eq!(peer.output_ulpdus().len(), 1);
     assert_eq!(peer.node.sent(), [(1, SUCCESS), (2, SUCCESS)]);
     assert_eq!(sink.bytes(), 42u64.to_ne_bytes());
+}
+
+/// The Terminate about each kind of message has the segment's length and DDP header, and no RDMA
+/// header.
+#[test]
+fn x73_12_errors_carry_the_ddp_header_and_no_other() {
+    let immediate = |opcode, msn, mo, bytes: usize| untagged(0x41, opcode, 0, 0, msn, mo, &vec![1; bytes]);
+    let response = |msn, id: u32| {
+        let mut payload = id.to_be_bytes().to_vec();
+        payload.resize(12, 0);
+        untagged(0x41, 0x4b, 0, 3, msn, 0, &payload)
+    };
+    let mut at_fault = vec![
+        atomic_request(2, 0, 5, 0, [0; 4]),
+        atomic_request(1, 0, 5, 0, [0; 4]),
+        atomic_request(1, 1, 5, 0, [0; 4]),
+        response(2, 1),
+        response(1, 9),
+    ];
+    for opcode in [0x48, 0x49] {
+        at_fault.extend([
+            immediate(opcode, 1, 0, 8),
+            immediate(opcode, 2, 0, 8),
+            immediate(opcode, 1, 4, 8),
+            immediate(opcode, 1, 0, 7),
+        ]);
+    }
+    for ulpdu in at_fault {
+        let mut peer = Scripted::new();
+        let sink = peer.node.region(8, everything());
+        peer.node.post(&fetch_add(1, 5, 0, 1).sge(sink.sge(0, 8)));
+        assert_eq!(peer.output_ulpdus().len(), 1);
+        peer.send_ulpdu(&ulpdu);
+        let payload = peer.terminate();
+        let mut expected = hex("c000");
+        expected.extend((ulpdu.len() as u16).to_be_bytes());
+        expected.extend(&ulpdu[..18]);
+        assert_eq!(payload[2..], expected, "{ulpdu:02x?}");
+    }
+}
+
+#[test]
+fn x73_13_messages_have_version_1_and_no_stag_to_invalidate() {
+    let mut pair = Pair::new();
+    (0..2).for_each(|end| pair.wire.record(end));
+    let target = pair.b.region(8, everything());
+    let sink = pair.a.region(8, everything());
+    (1..=2).for_each(|cookie| pair.b.post_recv(cookie, &[]));
+    pair.a
+        .post(&fetch_add(1, target.stag, target.base, 1).sge(sink.sge(0, 8)));
+    let write = Work::new(Opcode::WriteImm, 2).to(target.stag, target.base);
+    pair.a.post(&write.clone().immediate([1; 4]));
+    pair.a.post(&write.immediate([2; 4]).flags(SendFlags::SOLICITED));
+    pair.run_now();
+    let mut messages = Vec::new();
+    for end in 0..2 {
+        let bytes = pair.wire.recorded(end);
+        let mut rest = &bytes[..];
+        while let Ok((ulpdu, later)) = fpdu::parse(rest, CrcMode::On) {
+            rest = later;
+            if ulpdu[1] & 0xf >= 0x8 {
+                messages.push((ulpdu[1], be32(&ulpdu[2..])));
+            }
+        }
+    }
+    assert_eq!(messages, [(0x4a, 0), (0x48, 0), (0x49, 0), (0x4b, 0)]);
 }
 
 #[test]

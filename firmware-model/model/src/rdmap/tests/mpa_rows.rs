@@ -514,6 +514,52 @@ fn s001_03_a_responder_with_a_ready_peer_sends_first() {
     assert_eq!(peer.output(), vector("F-SEND-hello"));
 }
 
+/// The payload of a large FPDU without CRC goes to its place as it arrives: that is no FPDU yet.
+#[test]
+fn mpa_s_13_a_part_of_the_first_fpdu_opens_no_fence() {
+    let without_crc = Attachment {
+        crc: false,
+        ..agreed(false)
+    };
+    let mut peer = Scripted::with(&Shape::default(), without_crc);
+    let region = peer.node.region(40_000, everything());
+    let write = write_segment(region.stag, region.base, &[7; 40_000]);
+    let mut bytes = vec![0; fpdu_len(write.len())];
+    fpdu::emit(&write, CrcMode::Off, &mut bytes);
+    peer.node.post(&Work::send(1).inline(b"hello"));
+    for piece in [
+        &bytes[..100],
+        &bytes[100..30_000],
+        &bytes[30_000..bytes.len() - 1],
+    ] {
+        peer.send(piece);
+        assert!(peer.output().is_empty());
+    }
+    assert_eq!(region.bytes()[29_000], 7, "placed as it arrived");
+    peer.send(&bytes[bytes.len() - 1..]);
+    assert_eq!(peer.output_ulpdus().len(), 1);
+}
+
+/// A large FPDU that arrives in pieces: nothing of it is in its place before its CRC is known.
+#[test]
+fn mpa_f_13_a_large_fpdu_is_placed_with_a_good_crc_only() {
+    let mut peer = Scripted::new();
+    let region = peer.node.region(40_000, everything());
+    let mut bytes = fpdu_of(&write_segment(region.stag, region.base, &[7; 40_000]));
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    for piece in [
+        &bytes[..100],
+        &bytes[100..30_000],
+        &bytes[30_000..last],
+        &bytes[last..],
+    ] {
+        peer.send(piece);
+        assert!(region.bytes().iter().all(|&byte| byte == 0));
+    }
+    assert_eq!(peer.terminate(), hex("20020000"));
+}
+
 #[test]
 fn mpa_s_13_with_markers_not_even_the_first_marker() {
     let attachment = Attachment {

@@ -517,6 +517,45 @@ fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
     assert_eq!(two.terminate()[..2], [0x12, 0x02]);
 }
 
+/// The program can detect a peer that takes more than its share: each completion names its queue
+/// pair, which also counts its messages. Messages that a peer begins and does not end hold one
+/// receive.
+#[test]
+fn sec_13_what_each_peer_takes_of_shared_receives_can_be_told() {
+    let (mut receives, queue) = Receives::new(6);
+    let (memory, pd) = table();
+    let shared = Arc::new(SharedReceiveQueue::new(3, pd, 0, queue));
+    let shape = |qid| Shape {
+        qid,
+        shared: Some(shared.clone()),
+        ..Shape::default()
+    };
+    let mut greedy = Scripted::on(&shape(8), agreed(true), memory.clone(), pd);
+    let mut modest = Scripted::on(&shape(9), agreed(true), memory, pd);
+    let region = greedy.node.region(64, everything());
+    (0..8).for_each(|n| receives.post(n, &[region.sge(0, 64)]));
+    for msn in 1..=5 {
+        greedy.send_ulpdu(&send_segment(true, msn, 0, b"x"));
+    }
+    // A message without an end, and others in between are an error of the peer.
+    for mo in 0..10 {
+        greedy.send_ulpdu(&send_segment(false, 6, mo, b"y"));
+    }
+    for msn in 1..=2 {
+        modest.send_ulpdu(&send_segment(true, msn, 0, b"z"));
+    }
+    for (peer, qid, messages) in [(&mut greedy, 8, 5), (&mut modest, 9, 2)] {
+        let seen: Vec<_> = std::iter::from_fn(|| peer.node.recv_cq.poll())
+            .map(|cqe| (status(&cqe), cqe.qid.get()))
+            .collect();
+        assert_eq!(seen, vec![(SUCCESS, qid); messages]);
+        assert_eq!(peer.node.count(Counter::RxMessages), messages as u64);
+    }
+    greedy.node.set_state(QpState::Err);
+    assert_eq!(greedy.node.received(), [(5, WcStatus::WrFlushErr, 0)]);
+    assert_eq!(modest.node.engine.state(), QpState::Rts);
+}
+
 #[test]
 fn vrb_s_01_a_queue_pair_that_never_had_a_stream_takes_its_last_entry() {
     let (_receives, queue) = Receives::new(6);

@@ -227,6 +227,31 @@ impl Scripted {
         self.run();
     }
 
+    /// The peer sends FIN and reads nothing; the engine runs until it waits.
+    pub(crate) fn fin_unread(&mut self) {
+        self.peer.finish();
+        while self.node.pump() {}
+    }
+
+    /// The peer reads this many bytes, or all that have arrived, once; the engine then runs until
+    /// it waits.
+    pub(crate) fn read(&mut self, len: usize) {
+        let mut buffer = vec![0; len];
+        match self.peer.receive(&mut [PieceMut::of(&mut buffer)]) {
+            Ok(0) => self.finished = true,
+            Ok(n) => self.output.extend_from_slice(&buffer[..n]),
+            Err(StreamError::WouldBlock | StreamError::Closed(_) | StreamError::Fault) => {}
+        }
+        while self.node.pump() {}
+    }
+
+    /// Time passes while the peer reads nothing.
+    pub(crate) fn wait_unread(&mut self, duration: Duration) {
+        self.clock
+            .fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
+        while self.node.pump() {}
+    }
+
     /// The peer sends RST.
     pub(crate) fn rst(&mut self) {
         self.peer.reset();
