@@ -92,18 +92,19 @@ fn text_of(mut steps: File) -> std::io::Result<String> {
 
 /// How far the processes came that wrote this text, and the reason if it is known.
 fn unused(text: &str, identity: Identity) -> String {
-    let step = if Step::OpenedByUcx.is_in(text) && identity == Identity::Iwarp {
-        "connected no queue pair: UCX takes no iWARP device: --identity roce"
-    } else if Step::OpenedByUcx.is_in(text) {
-        "connected no queue pair: UCX chose other transports: check UCX_TLS and UCX_NET_DEVICES"
-    } else if Step::Opened.is_in(text) {
+    let step = if Step::Opened.is_in(text) {
         "opened the device, but connected no queue pair"
     } else if Step::Searched.is_in(text) {
-        "searched for RDMA devices, but opened none of urnic\'s"
+        "searched for RDMA devices, but opened none of urnic's"
     } else {
-        "did not search for RDMA devices"
+        return "did not search for RDMA devices".to_owned();
     };
-    step.to_owned()
+    let reason = match (Step::HasUcx.is_in(text), identity) {
+        (false, _) => "",
+        (true, Identity::Iwarp) => ": UCX takes no iWARP device: --identity roce",
+        (true, Identity::Roce) => ": UCX chose other transports: check UCX_TLS and UCX_NET_DEVICES",
+    };
+    format!("{step}{reason}")
 }
 
 /// Waits for the end of the child, and passes signals on to it, as far as the system permits that.
@@ -203,9 +204,11 @@ mod tests {
         assert_eq!(reason(&[], Identity::Iwarp), "did not search for RDMA devices");
         let searched = reason(&[Step::Searched], Identity::Roce);
         assert!(searched.starts_with("searched"), "{searched}");
-        let with_ucx = [Step::Searched, Step::OpenedByUcx];
-        assert!(reason(&with_ucx, Identity::Iwarp).ends_with("--identity roce"));
-        assert!(reason(&with_ucx, Identity::Roce).contains("UCX_TLS"));
+        for last in [Step::Searched, Step::Opened] {
+            let with_ucx = [Step::Searched, Step::HasUcx, last];
+            assert!(reason(&with_ucx, Identity::Iwarp).ends_with("--identity roce"));
+            assert!(reason(&with_ucx, Identity::Roce).contains("UCX_TLS"));
+        }
         let opened = reason(&[Step::Searched, Step::Opened], Identity::Iwarp);
         assert!(opened.starts_with("opened"), "{opened}");
     }

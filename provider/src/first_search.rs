@@ -10,7 +10,7 @@ use urnic_presence::Settings;
 use urnic_presence::fork::OwnLock;
 use urnic_process::usage::{self, Step};
 
-use crate::{exit, log, refusals, strict, trace};
+use crate::{exit, log, opening, refusals, strict, trace};
 
 /// Held during the first search; whether there was a search.
 pub(crate) static SEARCHED: OwnLock<bool> = OwnLock::new();
@@ -35,7 +35,7 @@ pub(crate) fn first_search() {
         .unwrap_or_default();
     refusals::start(config.refusals);
     usage::start();
-    usage::reached(Step::Searched);
+    opening::reached(Step::Searched);
     exit::start(&config);
     strict::start(&config);
     trace::start(&config);

@@ -46,17 +46,17 @@ fn open_device(name: &CStr) -> Result<(&'static Shown, &'static Arc<Driver>), Er
     let (presence, config) = devices()?;
     let shown = presence.device(name.to_bytes()).ok_or(Errno::NODEV)?;
     let driver = Driver::open_shown(shown.index(), &config, presence)?;
-    usage::reached(match has_ucx() {
-        true => Step::OpenedByUcx,
-        false => Step::Opened,
-    });
+    reached(Step::Opened);
     Ok((shown, driver))
 }
 
-/// Whether UCX's transports are loaded.
-fn has_ucx() -> bool {
+/// Writes a step for `urnic run --require`, and whether UCX's transports are loaded.
+pub(crate) fn reached(step: Step) {
+    usage::reached(step);
     let is_uct = |file: &CString| file.to_bytes().windows(6).any(|part| part == b"libuct");
-    loaded_files().iter().any(is_uct)
+    if loaded_files().iter().any(is_uct) {
+        usage::reached(Step::HasUcx);
+    }
 }
 
 /// Makes `opened`, an fd that the program got for `/dev/infiniband/rdma_cm`, a channel to the

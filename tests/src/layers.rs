@@ -10,7 +10,7 @@ use crate::build::tree;
 use crate::sources::{WORKSPACES, manifest, members};
 
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
-const LAYERS: [&str; 21] = [
+const LAYERS: [&str; 22] = [
     "sync",
     "sys",
     "wire",
@@ -24,6 +24,7 @@ const LAYERS: [&str; 21] = [
     "verbs-api/rdma-core",
     "verbs-api/testkit",
     "verbs-api/device-checks",
+    "firmware-model/sctp",
     "firmware-model/model",
     "firmware-model/serve",
     "driver-shim/process",

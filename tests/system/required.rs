@@ -107,3 +107,27 @@ fn ucx_that_passes_over_an_rnic_gets_the_reason() {
     assert_eq!(ended.status.code(), Some(87));
     assert!(ended.failure().contains("--identity roce"));
 }
+
+/// As UCX does from 1.18 on.
+const SEARCHES_WITH_UCX: &str = r#"
+import ctypes
+ctypes.CDLL("libuct.so.0")
+count = ctypes.c_int()
+ctypes.CDLL("libibverbs.so.1").ibv_get_device_list(ctypes.byref(count))
+assert count.value == 1
+"#;
+
+#[test]
+fn ucx_that_opens_no_rnic_gets_the_reason() {
+    or_skip!(installed("ucx_info"));
+    or_skip!(installed("python3"));
+    for (identity, reason) in [("iwarp", "--identity roce"), ("roce", "check UCX_TLS")] {
+        let ended = required(&["python3", "-c", SEARCHES_WITH_UCX])
+            .env("URNIC_IDENTITY", identity)
+            .run();
+        assert_eq!(ended.status.code(), Some(87), "{ended}");
+        let said = ended.failure();
+        assert!(said.contains("opened none of urnic's: UCX"), "{said}");
+        assert!(said.contains(reason), "{said}");
+    }
+}

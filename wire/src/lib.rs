@@ -1,6 +1,7 @@
-//! The frames of iWARP: MPA (RFC 5044, RFC 6581 and the 2007 RTR frame), DDP (RFC 5041), RDMAP (RFC
-//! 5040) and its extensions (RFC 7306); the packets of RoCE v2's unreliable datagrams, and the
-//! management datagrams of InfiniBand's communication manager that are in them.
+//! The frames of iWARP: MPA (RFC 5044, RFC 6581 and the 2007 RTR frame), DDP (RFC 5041), also over
+//! SCTP (RFC 5043), RDMAP (RFC 5040) and its extensions (RFC 7306); the packets of RoCE v2's
+//! unreliable datagrams, and the management datagrams of InfiniBand's communication manager that
+//! are in them.
 //!
 //! This crate contains only formats. A frame is parsed into a `Copy` value of native integers,
 //! emitted from it, or shown as one line by its `Display`; no function does I/O, keeps state,
@@ -12,6 +13,8 @@
 //! FPDU      ULPDU_Length(2) ULPDU pad(0-3) CRC(4)                     [mpa::fpdu], [mpa::marker]
 //! ULPDU     DDP header(14 tagged | 18 untagged) payload               [ddp]
 //! payload   ULP data, or a fixed RDMAP header                         [rdmap]
+//!
+//! SCTP      DDP-SSN(2) ULPDU, or a message that begins or ends a session   [sctp]
 //!
 //! UDP       BTH(12) DETH(8) immediate(0|4) payload pad(0-3) ICRC(4)   [roce]
 //! payload   management datagram of a communication manager            [mad]
@@ -31,3 +34,4 @@ pub mod mad;
 pub mod mpa;
 pub mod rdmap;
 pub mod roce;
+pub mod sctp;

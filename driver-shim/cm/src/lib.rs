@@ -3,12 +3,14 @@
 //!
 //! * [`mpa_startup`]: the Request and Reply frames, the MPA fence and RTR (RFC 5044 §7.1, RFC
 //!   6581);
+//! * [`ddp_session`]: the same over SCTP (RFC 5043 §6, RFC 6581 §7), which no device carries yet;
 //! * [`native`]: queue pairs that a program connects by `ibv_modify_qp` alone;
 //! * [`rdma_cm`]: the connection manager's commands and events.
 
 #![forbid(unsafe_code)]
 
 pub mod carrier;
+pub mod ddp_session;
 pub mod mpa_startup;
 pub mod native;
 pub mod qp_attr;

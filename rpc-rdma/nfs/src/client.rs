@@ -1,15 +1,14 @@
 //! A client: typed calls, and several outstanding READs and WRITEs.
 
-use crate::call::{Answer, Outgoing, Tcp, Transport};
+use crate::call::{Answer, Outgoing, Transport};
 use crate::memory::{Buffer, Pool, Slice};
 use crate::mount3;
 use crate::nfs3::*;
 use crate::nfsacl::{self, GetaclArgs, GetaclOk, Lists, SetaclArgs};
-use crate::rpc::{self, Call, Credential, MAX_GROUPS, NoResults, Refusal};
+use crate::rpc::{self, Call, Credential, MAX_GROUPS, NoResults};
 use crate::xdr::{BadXdr, Reader, Xdr};
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
 
 /// Errors of a client.
 #[derive(Debug, thiserror::Error)]
@@ -451,24 +450,3 @@ const fn rpc_header() -> usize {
 
 /// Maximum bytes of results of bounded length. RENAME has the longest.
 const FIXED_RESULTS: usize = 512;
-
-/// The TCP port of a program, from the server's rpcbind (RFC 1833 §3, version 2).
-///
-/// # Errors
-/// There is no rpcbind, or the program is not registered there.
-pub fn port(server: SocketAddr, program: u32, version: u32) -> Outcome<u16> {
-    const PORTMAP: (u32, u32) = (100_000, 2);
-    const GETPORT: u32 = 3;
-    const TCP: u32 = 6;
-    let tcp = Tcp::connect(SocketAddr::new(server.ip(), 111))?;
-    let mut rpcbind = Client::new(Box::new(tcp), Pool::new());
-    rpcbind.set_credential(Credential::Anonymous);
-    let arguments = ((program, version), (TCP, 0_u32));
-    let port = rpcbind.call(PORTMAP, GETPORT, &arguments, None, 4, |results| {
-        Ok(u32::take(results)?)
-    })?;
-    match u16::try_from(port) {
-        Ok(0) | Err(_) => Err(NoResults::from(Refusal::NoProgram).into()),
-        Ok(port) => Ok(port),
-    }
-}

@@ -16,6 +16,7 @@ pub mod nfs3;
 pub mod nfsacl;
 pub mod rdma;
 pub mod rpc;
+pub mod rpcbind;
 mod server;
 pub use urnic_rpc_rdma_verbs::{memory, service, shares};
 pub mod tcp;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use urnic_rpc_rdma_verbs::{Call, Client, Error};
 
 pub use crate::binding::NFS_PORT;
+pub use urnic_rpc_rdma::Profile;
 pub use urnic_rpc_rdma_verbs::{Options, Server};
 
 /// The defaults of a client or server, with the bindings of NFSv3, NFSACL and MOUNT.

@@ -1,6 +1,7 @@
 //! A requester made by hand, byte by byte: headers that are invalid, and others that may be valid
 //! or not. The expected answers are written here a second time, without the code under test.
 
+mod backward;
 mod overload;
 
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ use urnic_tests::startup::{CRC, Frame, REJECT};
 use urnic_tests::ulpdu::{complaint, send, tagged};
 use urnic_tests::wait::{TIME_LIMIT, descriptors, resident, until};
 
-use super::{Export, idle, pattern, read, write};
+use super::{Export, idle, listening, pattern, read, urnic_nfs, write};
 
 /// Credits that the server grants.
 const GRANT: u32 = 64;
@@ -301,6 +302,12 @@ fn answered_calls() -> Vec<Row> {
             Some(reply(&ABSENT, &GARBAGE_ARGS)),
         ),
         (
+            "RPCSEC_GSS: denied",
+            msg(&ABSENT, &[X, 0, 2, 100_003, 3, 0, 6, 20, 1, 1, 0, 1, 0, 0, 0]),
+            // MSG_DENIED, AUTH_ERROR, AUTH_BADCRED.
+            Some(reply(&ABSENT, &[X, 1, 1, 1, 1])),
+        ),
+        (
             "an argument by chunk where there is none",
             msg(&[1, 40, H, 8, 0, 0, 0, 0, 0], &NULL),
             Some(reply(&ABSENT, &GARBAGE_ARGS)),
@@ -324,6 +331,45 @@ fn a_malformed_header_is_refused_or_discarded() {
     other.sends(&[0; 5000]);
     assert_eq!(other.receives(), None);
     requester.continues("a message that was too long elsewhere");
+}
+
+/// Draft 04 has no rule that discards RDMA_DONE, or headers of less than 28 bytes: both are
+/// answered, if they have an xid, a version and a procedure.
+#[test]
+fn rpc_e_06_and_h_08_the_draft_answers_done_and_short_headers() {
+    let mut server =
+        urnic_nfs("serve --memory 64M --tcp-port 0 --rdma-port 0 --rdma-profile draft-04").spawn();
+    let (_, rdma) = listening(&mut server);
+    let mut requester = Requester::at(rdma.parse().expect("a port"));
+    let mut rows = vec![
+        ("RDMA_DONE", fixed(1, DONE), Some(err_chunk(X))),
+        ("RDMA_DONE alone", words(&[&[X, 1, 8, DONE]]), Some(err_chunk(X))),
+        ("ERR_CHUNK", words(&[&[X, 1, 8, ERROR, 2]]), None),
+    ];
+    rows.extend((0..16).map(|len| ("no procedure", fixed(1, MSG)[..len].to_vec(), None)));
+    rows.extend((16..28).map(|len| {
+        (
+            "a short header",
+            fixed(1, MSG)[..len].to_vec(),
+            Some(err_chunk(X)),
+        )
+    }));
+    rows.extend((16..28).map(|len| {
+        let refusal = Some(err_vers(X, 2));
+        (
+            "another version's short header",
+            fixed(2, MSG)[..len].to_vec(),
+            refusal,
+        )
+    }));
+    for (what, message, answer) in rows {
+        requester.sends(&message);
+        if let Some(answer) = answer {
+            assert_eq!(requester.receives(), Some(answer), "to {what}: {message:02x?}");
+        }
+        requester.continues(what);
+    }
+    server.stopped();
 }
 
 /// RFC 8166 §4.5.3: a client that cannot find out what ended its connection sends the call again,

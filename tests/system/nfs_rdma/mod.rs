@@ -5,6 +5,7 @@ mod hostile;
 mod linux;
 mod lists;
 mod nfsd;
+mod rpcbind;
 mod users;
 
 use std::path::{Path, PathBuf};

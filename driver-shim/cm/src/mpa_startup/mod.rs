@@ -26,4 +26,5 @@ mod tests;
 pub use frame::{Close, Excerpt, Failure, Fault, PrivateDataTooLong};
 pub use initiator::{Accepted, Answer, Initiator, Rejected};
 pub use negotiate::{Depths, Negotiated, Offer, Rtr, Settings, Time, terminate};
+pub(crate) use negotiate::{answer, conclude, request};
 pub use responder::{Reply, Request, Responder, ResponderEvent};

@@ -153,6 +153,22 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
+    /// The parameters of a DDP stream session, which has neither CRCs, markers nor a fence. An
+    /// enhanced one corresponds to revision 2 of MPA.
+    pub(crate) fn of_session(initiator: bool, enhanced: bool) -> Negotiated {
+        Negotiated {
+            initiator,
+            revision: if enhanced { 2 } else { 1 },
+            crc: false,
+            markers_tx: false,
+            markers_rx: false,
+            depths: Depths::default(),
+            rtr: None,
+            fenced: false,
+            terminate: None,
+        }
+    }
+
     /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
     /// attached. No other FPDU is sent.
     pub fn terminate_frame(&self, control: u32) -> Vec<u8> {
@@ -201,7 +217,7 @@ fn decode_depth(field: u16) -> Option<u16> {
 }
 
 /// The enhanced word of an initiator's Request.
-pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
+pub(crate) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
     let p2p = offer.peer_to_peer;
     EnhancedWord {
         peer_to_peer: p2p,
@@ -218,7 +234,7 @@ pub(super) fn request(offer: &Offer, rtr: RtrTypes) -> EnhancedWord {
 /// Of several RTR messages exactly one is chosen, Read first: cxgb4 does not accept more than one.
 /// If none matches, the answer nevertheless names an RTR message of this end, and the initiator
 /// ends the connection (RFC 6581 §9.2).
-pub(super) fn answer(
+pub(crate) fn answer(
     request: EnhancedWord,
     own: Depths,
     settings: &Settings,
@@ -260,7 +276,7 @@ pub(super) fn answer(
 
 /// The result of an accepting Reply at the initiator: its depths, the RTR message to send, or the
 /// Terminate to send instead.
-pub(super) fn conclude(
+pub(crate) fn conclude(
     offer: &Offer,
     reply: EnhancedWord,
     rtr: RtrTypes,

@@ -51,6 +51,8 @@ pub mod opcode {
     pub const BIND: u32 = 20;
     pub const RESOLVE_ADDR: u32 = 21;
     pub const JOIN_MCAST: u32 = 22;
+    /// Since Linux 6.17.
+    pub const WRITE_CM_EVENT: u32 = 24;
 
     /// Options of [`QUERY`] (`RDMA_USER_CM_QUERY_*`).
     pub mod query {
@@ -118,6 +120,9 @@ layouts! {
         response: u64, uid: u64, id: u32, address_len: u16, flags: u16, address: [u8; STORAGE_LEN],
     }
     MigrateId = 16 { response: u64, id: u32, fd: u32, }
+    /// `struct rdma_ucm_write_cm_event` to the last byte that has a meaning: of its union, events
+    /// of programs have the number.
+    WriteEvent = 24 { id: u32, reserved: u32, event: u32, status: u32, argument: u64, }
 
     /// `struct rdma_ucm_ud_param`.
     DatagramParam = 304 {
@@ -208,6 +213,14 @@ impl EventResponse {
         let bytes = self.as_mut_bytes();
         if let Some(to) = bytes.get_mut(Self::PARAM..Self::PARAM + size_of::<DatagramParam>()) {
             to.copy_from_slice(param.as_bytes());
+        }
+    }
+
+    /// Puts the argument of a program's own event into the union.
+    pub(super) fn set_argument(&mut self, argument: u64) {
+        let bytes = self.as_mut_bytes();
+        if let Some(to) = bytes.get_mut(Self::PARAM..Self::PARAM + size_of::<u64>()) {
+            to.copy_from_slice(&argument.to_ne_bytes());
         }
     }
 

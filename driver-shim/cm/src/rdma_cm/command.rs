@@ -197,6 +197,17 @@ pub enum Command {
         /// `enum ibv_event_type`.
         event: u32,
     },
+    /// `WRITE_CM_EVENT`: the program queues an event of its own.
+    WriteEvent {
+        /// The id.
+        id: u32,
+        /// `RDMA_CM_EVENT_USER`, or `RDMA_CM_EVENT_INTERNAL` of librdmacm.
+        event: u32,
+        /// The status of the event.
+        status: u32,
+        /// What the event says.
+        argument: u64,
+    },
     /// `JOIN_IP_MCAST` and `JOIN_MCAST`.
     JoinMulticast {
         /// The destination of the answer.
@@ -274,6 +285,15 @@ impl Command {
                     answer: payload.answer(c.response, NUMBER_LEN)?,
                     id: c.id,
                     fd: c.fd,
+                }
+            }
+            opcode::WRITE_CM_EVENT => {
+                let c: abi::WriteEvent = payload.whole()?;
+                Command::WriteEvent {
+                    id: c.id,
+                    event: c.event,
+                    status: c.status,
+                    argument: c.argument,
                 }
             }
             opcode::GET_EVENT => {

@@ -19,6 +19,8 @@ use crate::mpa_startup::Close;
 /// The backlog of a listener without a requested backlog, and the maximum backlog (the kernel's
 /// `max_backlog`).
 const MAX_BACKLOG: u32 = 1024;
+/// Unread events of a channel beyond which a program can add no event of its own.
+const MAX_WRITTEN: usize = 1 << 16;
 /// `IBV_EVENT_COMM_EST`.
 const COMMUNICATION_ESTABLISHED: u32 = 4;
 /// `IBV_EVENT_PATH_MIG`.
@@ -255,6 +257,45 @@ impl Engine {
         }
     }
 
+    /// Queues an event of the program's own.
+    ///
+    /// # Errors
+    /// `EINVAL` for an event that programs may not queue; `ENOENT`, `EINVAL`: no such id on this
+    /// channel; `ENOMEM` if the program leaves too many events unread.
+    pub fn write_event(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        (event, status, argument): (u32, u32, u64),
+    ) -> Result<(), Errno> {
+        let kind = [CmEvent::User, CmEvent::Internal]
+            .into_iter()
+            .find(|kind| *kind as u32 == event)
+            .ok_or(Errno::INVAL)?;
+        self.own(channel, handle)?;
+        let unread = self.channels.get(&channel).map_or(0, |queue| queue.len());
+        if unread >= MAX_WRITTEN {
+            return Err(Errno::NOMEM);
+        }
+        let params = EventParams {
+            argument: Some(argument),
+            ..EventParams::default()
+        };
+        self.queue(
+            world,
+            Event {
+                id: handle,
+                about: handle,
+                kind,
+                status: status.cast_signed(),
+                params,
+                membership: None,
+            },
+        );
+        Ok(())
+    }
+
     /// Moves an id, with its events, from channel `old` to `new`; returns the number of events that
     /// the program took on the old channel.
     ///
@@ -323,6 +364,10 @@ impl Engine {
         response.id = event.about;
         response.event = event.kind as u32;
         response.status = event.status.cast_unsigned();
+        if let Some(argument) = event.params.argument {
+            response.set_argument(argument);
+            return Some(response);
+        }
         if id.is_for_datagrams() {
             let mut param = event.params.datagrams.unwrap_or(DatagramParam::new_zeroed());
             param.set_private_data(&event.params.private_data);
@@ -442,6 +487,7 @@ impl Engine {
             responder_resources: depth(word.map(|word| word.ord), self.max_ird),
             initiator_depth: depth(word.map(|word| word.ird), self.max_ord),
             datagrams: None,
+            argument: None,
         }
     }
 }

@@ -137,6 +137,10 @@ pub enum CmEvent {
     MulticastJoin = 12,
     /// `RDMA_CM_EVENT_TIMEWAIT_EXIT`.
     TimewaitExit = 15,
+    /// `RDMA_CM_EVENT_USER`, which the program queued.
+    User = 18,
+    /// `RDMA_CM_EVENT_INTERNAL`, which librdmacm queued.
+    Internal = 19,
 }
 
 /// The peer's parameters in an event.
@@ -147,6 +151,8 @@ struct EventParams {
     initiator_depth: u8,
     /// The destination of datagrams.
     datagrams: Option<DatagramParam>,
+    /// The argument of an event that the program queued.
+    argument: Option<u64>,
 }
 
 /// An event that the program has not taken.

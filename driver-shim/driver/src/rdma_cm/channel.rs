@@ -238,6 +238,12 @@ impl CmChannel {
             Command::Reject { id, private_data } => engine.reject(world, channel, id, &private_data),
             Command::Disconnect { id } => engine.disconnect(world, channel, id),
             Command::Notify { id, event } => engine.notify(channel, id, event),
+            Command::WriteEvent {
+                id,
+                event,
+                status,
+                argument,
+            } => engine.write_event(world, channel, id, (event, status, argument)),
             _ => Err(Errno::INVAL),
         })
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod acl;
 pub(crate) mod bench;
+mod ending;
 pub(crate) mod list;
 pub(crate) mod remote;
 pub(crate) mod serve;

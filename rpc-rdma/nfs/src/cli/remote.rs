@@ -7,10 +7,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 use std::time::Duration;
 use urnic_nfs::call::{CONNECT_TIMEOUT, Tcp, Transport};
-use urnic_nfs::client::{Client, Error, port};
+use urnic_nfs::client::{Client, Error};
 use urnic_nfs::memory::Pool;
 use urnic_nfs::nfs3::{Attributes, Handle, Kind};
-use urnic_nfs::{mount3, rdma, rpc};
+use urnic_nfs::{mount3, rdma, rpc, rpcbind};
 
 const TCP_PORT: u16 = 2049;
 
@@ -155,7 +155,7 @@ impl Remote {
         };
         match ask(way.mount_port()) {
             Err(Error::Rpc(rpc::NoResults::Refused(_)) | Error::Io(_)) if way.mount_port.is_none() => {
-                ask(port(server, mount3::PROGRAM, mount3::VERSION)?)
+                ask(rpcbind::port(server.ip(), mount3::PROGRAM, mount3::VERSION)?)
             }
             other => other,
         }

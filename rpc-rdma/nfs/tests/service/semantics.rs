@@ -487,3 +487,27 @@ fn messages_that_are_no_calls_are_answered_by_rpc_rules() {
     };
     assert!(server.call(request).is_none(), "a reply is no call");
 }
+
+/// A server without RPCSEC_GSS denies the credential before it reads the arguments: of the calls
+/// that set up and end a context, and of data with each service (RFC 2203 §5).
+#[test]
+fn rpc_g_03_rpcsec_gss_is_denied_with_auth_badcred() {
+    const RPCSEC_GSS: u32 = 6;
+    let server = of_memory(1 << 20, OPEN);
+    // Data, INIT, CONTINUE_INIT, DESTROY; none, integrity, privacy.
+    for (control, service) in [(0, 1), (0, 2), (0, 3), (1, 1), (2, 1), (3, 1)] {
+        for procedure in [0, 1] {
+            let words = [
+                9, 0, 2, PROGRAM, 3, procedure, RPCSEC_GSS, 20, 1, control, 1, service, 0,
+            ];
+            let verifier = [RPCSEC_GSS, 4, 0x0102_0304];
+            let call: Vec<u8> = words
+                .into_iter()
+                .chain(verifier)
+                .flat_map(u32::to_be_bytes)
+                .collect();
+            let denied: Vec<u8> = [9, 1, 1, 1, 1].into_iter().flat_map(u32::to_be_bytes).collect();
+            assert_eq!(answer(&server, &call), denied, "{control}, {service}");
+        }
+    }
+}

@@ -9,7 +9,7 @@
 use proptest::prelude::*;
 use urnic_rpc_rdma::binding::{Binding, Bound, Misplaced, bound, check, may_go_backward};
 use urnic_rpc_rdma::engine::{Action, Call, Config, Connection, Event, Item, Role, Terms};
-use urnic_rpc_rdma::rpc::{CallHeader, SUCCESS_LEN, garbage_args, proc_unavail, success};
+use urnic_rpc_rdma::rpc::{CallHeader, MAX_REPLY_HEADER, SUCCESS_LEN, garbage_args, proc_unavail, success};
 use urnic_rpc_rdma::{Body, Header, Limits};
 
 const BINDINGS: [&dyn Binding; 1] = [&Files];
@@ -87,6 +87,21 @@ fn rpc_b_02_calls_protected_by_rpcsec_gss_are_not_reduced() {
     assert!(eligible(0, 1), "authentication alone");
     assert!(!eligible(0, 2) && !eligible(0, 3), "integrity, privacy");
     assert!(!eligible(1, 1) && !eligible(3, 1), "set-up and end of a context");
+}
+
+/// A header of a reply may have a verifier of 400 bytes (RFC 5531 §8.2), as with RPCSEC_GSS, and it
+/// ends with accept_stat and two words at most.
+#[test]
+fn rpc_g_02_the_longest_reply_includes_the_longest_verifier() {
+    let longest = words(&[7, 1, 0, 6, 400]).len() + 400 + words(&[2, 3, 3]).len();
+    assert_eq!(MAX_REPLY_HEADER, longest);
+    for flavor in [1, 6] {
+        let mut call = nfs(READ, &read_arguments(5000));
+        call[24..28].copy_from_slice(&words(&[flavor]));
+        // RPCSEC_GSS version 1, data, sequence number 9, service none.
+        call[32..48].copy_from_slice(&words(&[1, 0, 9, 1]));
+        assert_eq!(bound(&BINDINGS, &call).max_reply, Some(longest + 136), "{flavor}");
+    }
 }
 
 /// A binding with a call that a server may make to its client.

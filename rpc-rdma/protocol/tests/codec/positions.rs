@@ -1,9 +1,9 @@
 //! Positions of items in a Payload stream, and their padding.
 
-use crate::{call_with, places, read, rpc, segment};
+use crate::{call_with, emitted, header, places, read, rpc, segment};
 use hex_literal::hex;
 use urnic_rpc_rdma::payload::{Piece, positions, unreduced};
-use urnic_rpc_rdma::{ChunkLists, Limits, Malformed, Profile, ReadChunk, Refusal, call};
+use urnic_rpc_rdma::{Body, ChunkLists, Limits, Malformed, Profile, ReadChunk, Refusal, call};
 
 fn parsed(message: &[u8]) -> Result<Vec<ReadChunk>, Malformed> {
     match call(message, &Limits::default(), Profile::default()) {
@@ -86,6 +86,28 @@ fn rpc_k_02_position_zero_is_no_item_of_an_inline_payload() {
         parsed(&call_with(reads([(0, 4)]), &rpc(7, 0))),
         Err(Malformed::Position(0))
     );
+}
+
+/// The items of a long call lie within the bytes of its position-zero chunk, as those of a short
+/// call within its payload.
+#[test]
+fn rpc_k_02_positions_of_a_long_call_are_within_its_bytes() {
+    let long = |items: &[(u32, u32)]| {
+        let lists = reads([&[(0, 100)], items].concat());
+        parsed(&emitted(&header(7, 32, Body::NoMsg(lists)), &[]))
+    };
+    for items in [&[(8, 5), (16, 4)][..], &[(100, 4)], &[(8, 5), (108, 4)]] {
+        assert_eq!(long(items).map(|chunks| chunks.len()), Ok(1 + items.len()));
+    }
+    for items in [
+        &[(8, 5), (12, 4)][..],
+        &[(104, 4)],
+        &[(8, 5), (112, 4)],
+        &[(u32::MAX - 3, 4)],
+    ] {
+        let (position, _) = items[items.len() - 1];
+        assert_eq!(long(items), Err(Malformed::Position(position)));
+    }
 }
 
 /// An item of five bytes has three bytes of padding: not sent, sent as part of the segment, or sent

@@ -106,6 +106,29 @@ fn rpc_h_04_a_long_call_needs_bytes_at_position_zero() {
     }
 }
 
+/// RFC 4506 §4.4: a flag is 0 or 1. The rest of the lists is complete here, so nothing else is
+/// wrong with the message.
+#[test]
+fn rpc_h_06_a_flag_of_a_list_is_zero_or_one() {
+    let lists = ChunkLists {
+        reads: vec![read(8, 1, 4, 0)],
+        writes: vec![chunk(&[4])],
+        reply: Some(chunk(&[4])),
+    };
+    let message = call_with(lists, &rpc(7, 0));
+    assert!(call(&message, &LIMITS, Profile::default()).is_ok());
+    // The entry of a list, the end of two lists, and the Reply chunk.
+    for (index, flag) in [(4, 1), (10, 0), (11, 1), (17, 0), (18, 1)] {
+        assert_eq!(message[4 * index..][..4], words(&[flag]));
+        for other in [2, 0x100, u32::MAX] {
+            let flawed = with_word(message.clone(), index, other);
+            let refusal = call(&flawed, &LIMITS, Profile::default());
+            let expected = Refusal::Answer(err_chunk(7).unwrap(), Malformed::Flag(other));
+            assert_eq!(refusal, Err(expected), "{index}");
+        }
+    }
+}
+
 #[test]
 fn rpc_h_07_words_are_big_endian() {
     let bytes = emitted(&header(0x0102_0304, 5, Body::Msg(ChunkLists::default())), &[]);

@@ -1,7 +1,7 @@
 //! Tests of credits and receives (RFC 8166 §3.3).
 
 use crate::scripted::{End, header, rpc, short};
-use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role};
+use urnic_rpc_rdma::engine::{Action, CallError, Closing, Config, Event, Reply, Role, Terms};
 use urnic_rpc_rdma::{Body, ChunkLists, ErrorBody};
 
 fn client(request: u32) -> End {
@@ -36,6 +36,18 @@ fn rpc_c_02_one_call_before_the_first_reply() {
     assert_eq!(end.next().header.credits, 16);
     end.receive_reply(1, 16);
     assert_eq!(end.next().header.xid, 2);
+}
+
+/// A grant is valid for the connection on which it was made.
+#[test]
+fn rpc_c_02_one_call_before_the_next_connections_first_reply() {
+    let mut end = opened(16, 16);
+    end.engine.disconnected();
+    end.engine.connected(Terms::default());
+    (1..4).for_each(|xid| end.call(xid));
+    assert_eq!(end.sent.len(), 1);
+    end.receive_reply(1, 16);
+    assert_eq!(end.sent.len(), 3);
 }
 
 #[test]
@@ -158,6 +170,27 @@ fn rpc_c_03_a_lowered_grant_lets_receives_run_out() {
         end.engine.completed(sent.work);
         end.engine.events();
     }
+}
+
+/// An error carries no grant: the peer may use the credit of the call that it answers again, by the
+/// grant before.
+#[test]
+fn rpc_c_03_an_error_for_a_reply_leaves_a_receive_for_a_call() {
+    let mut end = server(4);
+    end.engine.set_grant(1);
+    (1..5).for_each(|xid| end.receive_call(xid, 32));
+    assert_eq!(end.receives, 0);
+    let Event::CallReceived(incoming) = end.events.remove(0) else {
+        panic!()
+    };
+    let too_long = Reply {
+        message: crate::scripted::message(1, 1, 2000).into(),
+        results: vec![],
+    };
+    end.engine.reply(incoming.call, &too_long).unwrap();
+    end.run();
+    assert_eq!(end.next().header.body, Body::Error(ErrorBody::Chunk));
+    assert_eq!(end.receives, 1);
 }
 
 /// The peer may still make the eight calls that it was granted, so their receives are not available

@@ -15,3 +15,4 @@ mod properties;
 mod replies;
 mod scripted;
 mod simulation;
+mod thresholds;

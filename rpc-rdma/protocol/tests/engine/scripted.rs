@@ -51,6 +51,11 @@ impl End {
     }
 
     pub(crate) fn with(config: &Config) -> Self {
+        Self::over(config, Terms::default())
+    }
+
+    /// An end of a connection with these terms.
+    pub(crate) fn over(config: &Config, terms: Terms) -> Self {
         let mut end = Self {
             engine: Connection::new(config),
             receives: 0,
@@ -60,7 +65,7 @@ impl End {
             registers: true,
             releases: true,
         };
-        end.engine.connected(Terms::default());
+        end.engine.connected(terms);
         end.run();
         end
     }

@@ -24,7 +24,7 @@ fn min_lengths(command: u32) -> Option<(usize, usize)> {
         opcode::DISCONNECT => (4, 0),
         opcode::INIT_QP_ATTR => (16, 144),
         opcode::GET_EVENT => (8, 328),
-        opcode::SET_OPTION => (24, 0),
+        opcode::SET_OPTION | opcode::WRITE_CM_EVENT => (24, 0),
         opcode::JOIN_IP_MCAST => (48, 4),
         opcode::QUERY => (16, 8),
         opcode::BIND => (136, 0),
@@ -47,7 +47,7 @@ fn written(command: u32, in_len: usize, out_len: u16, payload: &[u8]) -> Vec<u8>
 #[test]
 fn too_short_payloads_are_rejected() {
     let known: Vec<(u32, usize)> = (0..64).filter_map(|n| Some((n, min_lengths(n)?.0))).collect();
-    assert_eq!(known.len(), 22);
+    assert_eq!(known.len(), 23);
     for (command, min_len) in known {
         for byte in [0, 0xff] {
             let short = written(command, min_len - 1, u16::MAX, &vec![byte; min_len - 1]);
@@ -163,6 +163,12 @@ fn expected(parsed: &Command, command: u32, payload: &[u8], room: usize) -> Opti
         (opcode::NOTIFY, _) => Command::Notify {
             id: word(0),
             event: word(4),
+        },
+        (opcode::WRITE_CM_EVENT, _) => Command::WriteEvent {
+            id: word(0),
+            event: word(8),
+            status: word(12),
+            argument: long(payload, 16),
         },
         (opcode::JOIN_IP_MCAST, _) => Command::JoinMulticast {
             answer: answer(0),

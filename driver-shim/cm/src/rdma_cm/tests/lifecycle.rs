@@ -96,6 +96,45 @@ fn an_rnic_rejects_requests_beyond_the_backlog() {
 }
 
 #[test]
+fn a_program_queues_events_of_its_own() {
+    let mut net = Net::pair();
+    let (channel, id) = net.ready(0, 7471, 5, false);
+    let other = net.at(0, |engine, _| engine.open_channel());
+    let mut write = |channel, id, event| {
+        net.at(0, |engine, world| {
+            engine.write_event(world, channel, id, (event, 7, 0x1122_3344_5566_7788))
+        })
+    };
+    assert_eq!(write(channel, id, CmEvent::User as u32), Ok(()));
+    assert_eq!(write(channel, id, CmEvent::Internal as u32), Ok(()));
+    for event in [0, CmEvent::TimewaitExit as u32, 16, 17, 20] {
+        assert_eq!(write(channel, id, event), Err(Errno::INVAL), "event {event}");
+    }
+    assert_eq!(
+        write(other, id, 18),
+        Err(Errno::INVAL),
+        "it is on the other channel"
+    );
+    assert_eq!(write(channel, id + 1, 18), Err(Errno::NOENT));
+    assert!(net.is_readable(0, channel));
+    for event in [18, 19] {
+        let taken = net
+            .at(0, |engine, world| engine.take_event(world, channel))
+            .unwrap();
+        assert_eq!(
+            (taken.uid, taken.id, taken.event, taken.status),
+            (5, id, event, 7)
+        );
+        let argument = [taken.param.qp_num, taken.param.qkey];
+        assert_eq!(argument, [0x5566_7788, 0x1122_3344], "low word first");
+    }
+    assert!(!net.is_readable(0, channel));
+    let reported = net.at(0, |engine, world| engine.destroy(world, channel, id));
+    assert_eq!(reported, Ok(4), "with those of the address and the route");
+    net.finish();
+}
+
+#[test]
 fn an_id_moves_to_another_channel_with_its_events() {
     let mut net = Net::pair();
     let (old, id) = net.ready(0, 7471, 5, false);

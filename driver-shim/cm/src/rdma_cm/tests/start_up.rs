@@ -15,6 +15,23 @@ fn connected(net: &mut Net, ours: Parameters, theirs: Parameters) -> ((u64, u32)
     (initiator, (at, id))
 }
 
+/// A target of NVMe over Fabrics warns of an initiator that announces Reads of its own.
+#[test]
+fn a_request_without_reads_is_a_depth_of_0_at_the_peer() {
+    for (resources, depth) in [(16, 0), (0, 16), (0, 0)] {
+        let mut net = Net::pair();
+        let (at, _) = net.listen(1, 7471, 0);
+        let initiator = net.ready(0, 7471, 5, false);
+        net.connect(0, initiator, parameters(3, resources, depth, b""));
+        let (_, param) = net.request(1, at);
+        assert_eq!(
+            (param.initiator_depth, param.responder_resources),
+            (resources, depth)
+        );
+        net.finish();
+    }
+}
+
 #[test]
 fn both_ends_get_the_peers_parameters_and_the_end() {
     let mut net = Net::pair();

@@ -1,0 +1,117 @@
+//! The messages of one direction of a DDP stream, in the order of their DDP-SSN.
+//!
+//! SCTP hands up unordered messages as they come. A segment may be placed at once, but it is
+//! delivered only after all that were submitted before it (RFC 5043 §5.2.1, RFC 5041 §5.3).
+
+use std::collections::BTreeMap;
+
+use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, Ssn};
+
+/// A message of a DDP stream, without its DDP-SSN.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// A segment, or a message that begins or ends a session.
+    pub contents: Contents,
+    /// Its bytes.
+    pub data: Vec<u8>,
+}
+
+/// A message whose DDP-SSN no legal sequence has (RFC 5043 §10): the session must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OutOfOrder {
+    /// The message has no DDP-SSN.
+    #[error("a message without a DDP-SSN")]
+    Missing,
+    /// A message with this number has come before, or too many are missing before it.
+    #[error("a message with DDP-SSN {found}, while {next} is due")]
+    Number {
+        /// The number of the message.
+        found: u16,
+        /// The number that is due.
+        next: u16,
+    },
+}
+
+/// What has come of one direction, and was not delivered.
+#[derive(Debug)]
+pub struct Incoming {
+    next: Ssn,
+    /// By the distance from the first message of the session, so that the order is that of the
+    /// numbers also where they wrap.
+    waiting: BTreeMap<u64, Message>,
+    /// The distance of the next message.
+    position: u64,
+    /// Most messages that may wait.
+    most: usize,
+}
+
+impl Incoming {
+    /// The beginning of a session, of which at most `most` messages may wait for one before them.
+    pub fn new(most: usize) -> Incoming {
+        Incoming {
+            next: Ssn::default(),
+            waiting: BTreeMap::new(),
+            position: 0,
+            most: most.min(MAX_IN_FLIGHT.into()),
+        }
+    }
+
+    /// Takes a message with its DDP-SSN in front.
+    ///
+    /// # Errors
+    /// [`OutOfOrder`]; nothing is kept then.
+    pub fn insert(&mut self, contents: Contents, message: &[u8]) -> Result<(), OutOfOrder> {
+        let (ssn, data) = Ssn::split(message).ok_or(OutOfOrder::Missing)?;
+        let wrong = OutOfOrder::Number {
+            found: ssn.0,
+            next: self.next.0,
+        };
+        let ahead = self.next.until(ssn).ok_or(wrong)?;
+        if usize::from(ahead) >= self.most {
+            return Err(wrong);
+        }
+        let position = self.position + u64::from(ahead);
+        if self.waiting.contains_key(&position) {
+            return Err(wrong);
+        }
+        let data = data.to_vec();
+        self.waiting.insert(position, Message { contents, data });
+        Ok(())
+    }
+
+    /// The next message, if it has come.
+    pub fn take(&mut self) -> Option<Message> {
+        let message = self.waiting.remove(&self.position)?;
+        self.position += 1;
+        self.next = self.next.next();
+        Some(message)
+    }
+
+    /// The segments that have come before their turn, which may be placed.
+    pub fn early(&self) -> impl Iterator<Item = &[u8]> {
+        let messages = self.waiting.values();
+        messages
+            .filter(|message| message.contents == Contents::Segment)
+            .map(|message| &*message.data)
+    }
+
+    /// The number of messages that wait for one before them, or to be taken.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+/// The numbers of one direction that is sent.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    next: Ssn,
+}
+
+impl Outgoing {
+    /// Puts the next DDP-SSN in front of a message.
+    pub fn number(&mut self, message: &[u8]) -> Vec<u8> {
+        let number = self.next.to_bytes();
+        self.next = self.next.next();
+        [&number[..], message].concat()
+    }
+}

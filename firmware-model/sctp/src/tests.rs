@@ -1,0 +1,454 @@
+//! Two endpoints over a network that loses, repeats and exchanges packets, and peers that do what
+//! they should not.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use urnic_wire::sctp::adaptation::Adaptation;
+use urnic_wire::sctp::chunk::Contents;
+use urnic_wire::sctp::packet::{self, Packet, chunk_type};
+
+use crate::completion::{COOKIE_LIFE, Key, complete, opened};
+use crate::endpoint::{AssociationId, Endpoint, Event, Peer, Reason, SendError, Settings};
+use crate::order::{Incoming, Message, OutOfOrder, Outgoing};
+
+const PORTS: [u16; 2] = [4000, 5000];
+const STEP: Duration = Duration::from_millis(5);
+
+fn settings(port: u16) -> Settings {
+    Settings {
+        port,
+        packet_len: 1400,
+        streams: 8,
+        window: 64 << 10,
+        unsent: 64 << 10,
+        associations: 4,
+        listens: true,
+    }
+}
+
+fn address(end: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, end as u8 + 1], 9899))
+}
+
+fn peer(end: usize) -> Peer {
+    Peer {
+        address: address(end),
+        port: PORTS[end],
+    }
+}
+
+/// Two endpoints, and the packets between them.
+struct Net {
+    ends: [Endpoint; 2],
+    now: Duration,
+    events: [Vec<Event>; 2],
+    /// For each packet: 0 loses it, 1 repeats it, 2 delays it; otherwise it arrives.
+    fates: Vec<u8>,
+    sent: usize,
+    delayed: Vec<(usize, Vec<u8>)>,
+    /// The packets that were sent, with the sending end.
+    log: Vec<(usize, Vec<u8>)>,
+}
+
+impl Net {
+    fn new(fates: &[u8]) -> Net {
+        Net {
+            ends: [0, 1].map(|end| Endpoint::new(settings(PORTS[end]), [end as u8; 16])),
+            now: Duration::from_secs(1),
+            events: [Vec::new(), Vec::new()],
+            fates: fates.to_vec(),
+            sent: 0,
+            delayed: Vec::new(),
+            log: Vec::new(),
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += STEP;
+        let arriving = std::mem::take(&mut self.delayed);
+        for (to, packet) in arriving {
+            self.ends[to].receive(address(1 - to), &packet, self.now);
+        }
+        for from in 0..2 {
+            self.ends[from].advance(self.now);
+            while let Some((to, packet)) = self.ends[from].next_packet() {
+                assert_eq!(to, address(1 - from));
+                assert!(packet.len() <= 1400, "no packet is fragmented");
+                self.log.push((from, packet.clone()));
+                let fate = self.fates.get(self.sent).copied().unwrap_or(9);
+                self.sent += 1;
+                match fate {
+                    0 => {}
+                    2 => self.delayed.push((1 - from, packet)),
+                    _ => {
+                        for _ in 0..if fate == 1 { 2 } else { 1 } {
+                            self.ends[1 - from].receive(address(from), &packet, self.now);
+                        }
+                    }
+                }
+            }
+            while let Some(event) = self.ends[from].next_event() {
+                self.events[from].push(event);
+            }
+        }
+    }
+
+    /// Runs until both ends have an association, at most for a simulated minute.
+    fn connected(&mut self) -> [AssociationId; 2] {
+        let ours = self.ends[0].connect(peer(1), self.now).expect("there is room");
+        for _ in 0..12_000 {
+            self.step();
+            let accepted = self.events[1].iter().find_map(|event| match event {
+                Event::Accepted(id, from) => Some((*id, *from)),
+                _ => None,
+            });
+            if let Some((theirs, from)) =
+                accepted.filter(|_| self.events[0].contains(&Event::Connected(ours)))
+            {
+                assert_eq!(from, peer(0));
+                return [ours, theirs];
+            }
+        }
+        panic!("not connected: {:?}", self.events);
+    }
+}
+
+#[test]
+fn both_ends_say_that_they_speak_ddp() {
+    let mut net = Net::new(&[]);
+    net.connected();
+    let indications: Vec<(u8, Adaptation)> = net
+        .log
+        .iter()
+        .filter_map(|(_, bytes)| {
+            let packet = Packet::parse(bytes).expect("a packet");
+            Some((packet.chunk_type, Adaptation::of_parameters(packet.init()?.1)))
+        })
+        .collect();
+    let expected = [
+        (chunk_type::INIT, Adaptation::Ddp),
+        (chunk_type::INIT_ACK, Adaptation::Ddp),
+    ];
+    assert_eq!(indications, expected);
+    assert_eq!(net.ends[0].connect(peer(1), net.now), Some(net.connected_id()));
+}
+
+impl Net {
+    fn connected_id(&self) -> AssociationId {
+        let id = self.events[0].iter().find_map(|event| match event {
+            Event::Connected(id) => Some(*id),
+            _ => None,
+        });
+        id.expect("connected")
+    }
+}
+
+/// An INIT of another kind of peer: without the indication, or with another one.
+fn init_without_ddp() -> Vec<u8> {
+    let mut endpoint = Endpoint::new(settings(PORTS[0]), [9; 16]);
+    endpoint.connect(peer(1), Duration::ZERO);
+    let (_, init) = endpoint.next_packet().expect("an INIT");
+    let mut plain = init[..init.len() - 8].to_vec();
+    let len = (plain.len() - 12) as u16;
+    plain[14..16].copy_from_slice(&len.to_be_bytes());
+    packet::seal(&mut plain);
+    assert_eq!(Packet::parse(&plain).map(|p| p.init().is_some()), Ok(true));
+    plain
+}
+
+#[test]
+fn a_peer_without_ddp_is_refused() {
+    let mut endpoint = Endpoint::new(settings(PORTS[1]), [1; 16]);
+    let init = init_without_ddp();
+    endpoint.receive(address(0), &init, Duration::ZERO);
+    let (to, answer) = endpoint.next_packet().expect("an answer");
+    let answer = Packet::parse(&answer).expect("a packet");
+    let (tag, _) = Packet::parse(&init).unwrap().init().unwrap();
+    assert_eq!(
+        (to, answer.chunk_type, answer.tag),
+        (address(0), chunk_type::ABORT, tag)
+    );
+    assert_eq!(endpoint.associations(), 0);
+}
+
+#[test]
+fn requests_cost_no_memory_until_a_cookie_comes_back() {
+    let mut endpoint = Endpoint::new(settings(PORTS[1]), [1; 16]);
+    let mut client = Endpoint::new(settings(PORTS[0]), [2; 16]);
+    client.connect(peer(1), Duration::ZERO);
+    let (_, init) = client.next_packet().expect("an INIT");
+    for host in 0..=255 {
+        endpoint.receive(SocketAddr::from(([10, 1, 0, host], 1)), &init, Duration::ZERO);
+        let (_, answer) = endpoint.next_packet().expect("an answer");
+        assert_eq!(Packet::parse(&answer).unwrap().chunk_type, chunk_type::INIT_ACK);
+        assert!(answer.len() < init.len() + 128, "no amplification");
+    }
+    assert_eq!((endpoint.associations(), endpoint.next_packet()), (0, None));
+    // An endpoint that does not listen answers nothing.
+    let mut deaf = Endpoint::new(
+        Settings {
+            listens: false,
+            ..settings(PORTS[1])
+        },
+        [1; 16],
+    );
+    deaf.receive(address(0), &init, Duration::ZERO);
+    assert_eq!(deaf.next_packet(), None);
+}
+
+#[test]
+fn cookies_of_others_and_old_ones_begin_nothing() {
+    let mut net = Net::new(&[]);
+    net.connected();
+    let echo = net
+        .log
+        .iter()
+        .find(|(_, bytes)| Packet::parse(bytes).unwrap().chunk_type == chunk_type::COOKIE_ECHO);
+    let (_, echo) = echo.expect("a COOKIE ECHO").clone();
+    let key = Key::new([1; 16]);
+    let now = net.now;
+    assert!(opened(&echo, &key, address(0), now).is_some());
+    assert_eq!(opened(&echo, &key, address(1), now), None, "another host");
+    assert_eq!(
+        opened(&echo, &Key::new([3; 16]), address(0), now),
+        None,
+        "another endpoint"
+    );
+    assert_eq!(
+        opened(&echo, &key, address(0), now + COOKIE_LIFE + STEP),
+        None,
+        "too old"
+    );
+    assert_eq!(
+        opened(&echo, &key, address(0), Duration::ZERO),
+        None,
+        "from the future"
+    );
+    for at in 16..Packet::parse(&echo).unwrap().value.len() + 16 {
+        let mut forged = echo.clone();
+        forged[at] ^= 1;
+        packet::seal(&mut forged);
+        assert_eq!(opened(&forged, &key, address(0), now), None, "byte {at}");
+    }
+    // The real one again, at an endpoint that has restarted: a new association, once.
+    let mut restarted = Endpoint::new(settings(PORTS[1]), [1; 16]);
+    for _ in 0..3 {
+        restarted.receive(address(0), &echo, now);
+    }
+    assert_eq!(restarted.associations(), 1);
+}
+
+#[test]
+fn associations_are_limited() {
+    let mut server = Endpoint::new(settings(PORTS[1]), [1; 16]);
+    for host in 1..=6 {
+        let from = SocketAddr::from(([10, 0, 1, host], 9899));
+        let mut client = Endpoint::new(settings(PORTS[0]), [host; 16]);
+        client.connect(peer(1), Duration::ZERO);
+        for _ in 0..3 {
+            while let Some((_, packet)) = client.next_packet() {
+                server.receive(from, &packet, Duration::ZERO);
+            }
+            while let Some((_, packet)) = server.next_packet() {
+                client.receive(address(1), &packet, Duration::ZERO);
+            }
+        }
+        assert_eq!(server.associations(), usize::from(host).min(4));
+    }
+    for port in 0..6 {
+        let peer = Peer { port, ..peer(0) };
+        assert_eq!(server.connect(peer, Duration::ZERO), None);
+    }
+}
+
+#[test]
+fn a_message_that_is_no_ddp_ends_the_association() {
+    let mut net = Net::new(&[]);
+    let [ours, theirs] = net.connected();
+    let long = vec![0; net.ends[0].longest() + 1];
+    let now = net.now;
+    let mut send = |stream, message| net.ends[0].send(ours, (stream, Contents::Segment), message, now);
+    assert_eq!(send(0, long), Err(SendError::Invalid));
+    assert_eq!(
+        send(8, vec![1]),
+        Err(SendError::Invalid),
+        "there are eight streams"
+    );
+    assert_eq!(send(7, Vec::new()), Err(SendError::Invalid));
+    assert_eq!(send(7, vec![0, 0, 1]), Ok(()));
+    net.step();
+    net.step();
+    let taken = net.ends[1].take(theirs, net.now).expect("a message");
+    assert_eq!(
+        (taken.stream, taken.contents, &*taken.data),
+        (7, Contents::Segment, &[0, 0, 1][..])
+    );
+    // The same DATA chunk with WebRTC's identifier, from a peer that knows the tag.
+    let (_, data) = net
+        .log
+        .iter()
+        .rev()
+        .find(|(from, _)| *from == 0)
+        .expect("a packet")
+        .clone();
+    assert_eq!(data[12], 0, "a DATA chunk");
+    let mut other = data.clone();
+    other[12 + 13] = 51;
+    other[12 + 12..12 + 16].copy_from_slice(&51u32.to_be_bytes());
+    let tsn = u32::from_be_bytes(other[16..20].try_into().unwrap()).wrapping_add(1);
+    other[16..20].copy_from_slice(&tsn.to_be_bytes());
+    packet::seal(&mut other);
+    net.ends[1].receive(address(0), &other, net.now);
+    assert_eq!(net.ends[1].take(theirs, net.now), None);
+    assert_eq!(net.ends[1].associations(), 0);
+    net.step();
+    net.step();
+    assert!(net.events[1].contains(&Event::Ended(theirs, Reason::Violation)));
+    assert!(
+        net.events[0].contains(&Event::Ended(ours, Reason::Aborted)),
+        "the peer gets an ABORT"
+    );
+}
+
+#[test]
+fn a_silent_peer_ends_after_a_bounded_time() {
+    let mut net = Net::new(&[0; 4096]);
+    let id = net.ends[0].connect(peer(1), net.now).expect("there is room");
+    let begun = net.now;
+    while net.ends[0].associations() > 0 {
+        assert!(net.now < begun + Duration::from_secs(600), "it waits for ever");
+        net.now = net.ends[0].timeout().expect("something is due").max(net.now);
+        net.step();
+    }
+    assert!(net.events[0].contains(&Event::Ended(id, Reason::Aborted)));
+}
+
+#[test]
+fn packets_of_strangers_change_nothing() {
+    let mut net = Net::new(&[]);
+    let [_, theirs] = net.connected();
+    let log = net.log.clone();
+    for (_, packet) in log {
+        let is_init = Packet::parse(&packet).unwrap().init().is_some();
+        net.ends[1].receive(SocketAddr::from(([10, 9, 9, 9], 9899)), &packet, net.now);
+        assert!(is_init || net.ends[1].next_packet().is_none());
+        while net.ends[1].next_packet().is_some() {}
+    }
+    assert_eq!(net.ends[1].associations(), 1);
+    assert_eq!(net.ends[1].take(theirs, net.now), None);
+}
+
+#[test]
+fn numbers_that_were_used_or_are_far_ahead_are_refused() {
+    let mut incoming = Incoming::new(3);
+    let mut insert = |ssn: u16| incoming.insert(Contents::Segment, &[&ssn.to_be_bytes()[..], b"x"].concat());
+    let wrong = |found, next| Err(OutOfOrder::Number { found, next });
+    assert_eq!((insert(2), insert(0)), (Ok(()), Ok(())));
+    assert_eq!(insert(2), wrong(2, 0));
+    assert_eq!(insert(3), wrong(3, 0), "three may wait");
+    assert_eq!(insert(0xffff), wrong(0xffff, 0));
+    assert_eq!(incoming.early().count(), 2);
+    assert!(incoming.take().is_some() && incoming.take().is_none());
+    assert_eq!(incoming.waiting(), 1);
+    assert_eq!(incoming.insert(Contents::Segment, &[0]), Err(OutOfOrder::Missing));
+    assert_eq!(incoming.insert(Contents::Segment, &[0, 0]), wrong(0, 1));
+}
+
+/// Sends `count` messages on two streams of each direction, whatever the network does; returns what
+/// came on each, in order.
+fn exchanged(fates: &[u8], count: usize) -> Vec<Vec<Message>> {
+    let mut net = Net::new(fates);
+    let ids = net.connected();
+    let mut outgoing: Vec<Outgoing> = (0..4).map(|_| Outgoing::default()).collect();
+    let mut incoming: Vec<Incoming> = (0..4).map(|_| Incoming::new(1 << 14)).collect();
+    let mut came = vec![Vec::new(); 4];
+    let mut sent = [0; 4];
+    for _ in 0..40_000 {
+        for at in 0..4 {
+            let (from, stream) = (at / 2, at as u16 % 2);
+            while sent[at] < count {
+                let message = [
+                    &(sent[at] as u32).to_be_bytes()[..],
+                    &vec![at as u8; sent[at] * 37 % 1300],
+                ]
+                .concat();
+                let mut next = std::mem::take(&mut outgoing[at]);
+                let numbered = next.number(&message);
+                match net.ends[from].send(ids[from], (stream, Contents::Segment), numbered, net.now) {
+                    Ok(()) => (sent[at], outgoing[at]) = (sent[at] + 1, next),
+                    Err(SendError::Full) => {
+                        // The number was not used.
+                        outgoing[at] = Outgoing::default();
+                        (0..sent[at]).for_each(|_| drop(outgoing[at].number(&[])));
+                        break;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        net.step();
+        for (to, id) in ids.into_iter().enumerate() {
+            while let Some(received) = net.ends[to].take(id, net.now) {
+                let at = (1 - to) * 2 + usize::from(received.stream);
+                incoming[at]
+                    .insert(received.contents, &received.data)
+                    .expect("a number that is due");
+                came[at].extend(std::iter::from_fn(|| incoming[at].take()));
+            }
+        }
+        if came.iter().all(|came| came.len() == count) {
+            return came;
+        }
+    }
+    panic!(
+        "lost: {:?}, {:?}",
+        came.iter().map(Vec::len).collect::<Vec<_>>(),
+        net.events
+    );
+}
+
+fn check(came: &[Vec<Message>]) {
+    for (at, came) in came.iter().enumerate() {
+        for (number, message) in came.iter().enumerate() {
+            let expected = [
+                &(number as u32).to_be_bytes()[..],
+                &vec![at as u8; number * 37 % 1300],
+            ]
+            .concat();
+            assert_eq!(message.data, expected, "message {number} of stream {at}");
+        }
+    }
+}
+
+#[test]
+fn more_messages_than_the_window_come_whole_and_in_order() {
+    check(&exchanged(&[], 400));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn messages_come_once_and_in_order_over_a_bad_network(fates in proptest::collection::vec(0..12u8, 0..400)) {
+        check(&exchanged(&fates, 40));
+    }
+
+    #[test]
+    fn any_bytes_are_taken(bytes in proptest::collection::vec(any::<u8>(), 0..120), kind in 0..16u8) {
+        let mut net = Net::new(&[]);
+        net.connected();
+        let mut packet = [&4000u16.to_be_bytes()[..], &5000u16.to_be_bytes(), &bytes].concat();
+        if let Some(place) = packet.get_mut(12) {
+            *place = kind;
+        }
+        packet::seal(&mut packet);
+        let key = Key::new([1; 16]);
+        let _ = complete(packet.clone(), &key, address(0), net.now);
+        let _ = opened(&packet, &key, address(0), net.now);
+        net.ends[1].receive(address(0), &packet, net.now);
+        net.step();
+        prop_assert!(net.ends[1].associations() <= 1);
+    }
+}
