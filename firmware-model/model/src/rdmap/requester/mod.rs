@@ -682,8 +682,8 @@ impl Requester {
         if len > MAX_MESSAGE {
             return self.refuse(wqe, WcStatus::LocLenErr);
         }
-        // The sink is checked when the answer is placed, and not before: as with an adapter, the peer
-        // carries out the request, and its refusal counts before ours.
+        // The sink is checked when the answer is placed, and not before: as with an adapter, the
+        // peer carries out the request, and its refusal counts before ours.
         let mut elements = (0..).map_while(|n| self.sq.element(&wqe, n));
         let sink = elements.find(|sge| sge.len.get() > 0);
         // The peer sees one contiguous sink, named by the list's first element: the payload is
