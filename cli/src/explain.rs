@@ -55,7 +55,7 @@ const STATUSES: [Status; 24] = [
     occurs(
         4,
         "LOC_PROT_ERR",
-        "an element of a request or receive is not within its region, the key does not belong to the domain, or the region lacks the right; with `--identity iwarp`, `LOCAL_INV` of an STag that cannot be invalidated; memory of the request or receive was unmapped, protected or truncated while registered",
+        "an element of a request or receive is not within its region, the key does not belong to the domain, or the region lacks the right (of a Read or an atomic when the answer arrives, so that the peer has carried it out); with `--identity iwarp`, `LOCAL_INV` of an STag that cannot be invalidated; memory of the request or receive was unmapped, protected or truncated while registered",
     ),
     occurs(
         5,
@@ -80,7 +80,7 @@ const STATUSES: [Status; 24] = [
     occurs(
         9,
         "REM_INV_REQ_ERR",
-        "the message is longer than the peer's receive; a message that the peer does not support; an atomic at an address that is no multiple of eight. Of a receive: the Send invalidates an STag that it may not invalidate",
+        "the message is longer than the peer's receive; a message that the peer does not support; an atomic at an address that is no multiple of eight, with any key. Of a receive: the Send invalidates an STag that it may not invalidate",
     ),
     occurs(
         10,
@@ -90,7 +90,7 @@ const STATUSES: [Status; 24] = [
     occurs(
         11,
         "REM_OP_ERR",
-        "the peer's receive names no memory, or unmapped memory; on rdma_cm connections, no receive in time",
+        "the peer's receive names no memory, or unmapped memory; the peer refuses the answer to its own Read, for which it has no memory; on rdma_cm connections, no receive in time",
     ),
     occurs(
         12,

@@ -1,6 +1,6 @@
 //! Call sites in the program: the return addresses of a call. The shown frames begin at the
-//! program's own, after those of this library, of libibverbs and librdmacm, and of libc. Only for
-//! the program's frames is debug information read: that of a library may take tens of MiB.
+//! program's own, after those of this library, of libibverbs and librdmacm, and of libc. No debug
+//! information of those libraries is read: it may take tens of MiB.
 
 use std::ffi::{OsStr, c_void};
 use std::fmt;

@@ -35,10 +35,10 @@ fn number(result: c_long) -> Result<Option<Pid>, Errno> {
     }
 }
 
-/// Who is at the other end of a unix socket.
+/// The process at the other end of a unix socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// The effective user, as of connect(2) or listen(2).
+    /// The effective user, as of connect(2) or listen(2); `u32::MAX` for a socket that has no peer.
     pub user: u32,
     /// The process, as of then. It may have ended, and passed the socket to another one. `None`: it
     /// is outside this PID namespace.
@@ -72,10 +72,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, Errno> {
     }
     Ok(Peer {
         user: credentials.uid,
-        // Negative only for a socket without credentials.
-        process: (credentials.pid > 0)
-            .then(|| Pid::from_raw(credentials.pid))
-            .flatten(),
+        process: Pid::from_raw(credentials.pid.max(0)),
     })
 }
 

@@ -117,7 +117,7 @@ pub enum Error {
     Rpc(#[from] NoResults),
     /// rpcbind has another address for this program and netid, or its user may not change it.
     #[error(
-        "rpcbind refuses {0}: it has another address, or this user may not change it \
+        "rpcbind has another address for {0}, or this user may not change it \
          (rpcinfo lists what is registered, and rpcinfo -d removes what has ended)"
     )]
     Refused(Mapping),
@@ -136,10 +136,15 @@ impl Registration {
         let mut rpcbind = Rpcbind::local()?;
         let mut registration = Self(Vec::new());
         for mapping in mappings {
-            if !rpcbind.change(SET, mapping)? {
-                return Err(Error::Refused(*mapping));
+            match rpcbind.change(SET, mapping) {
+                Ok(true) => registration.0.push(*mapping),
+                Ok(false) => return Err(Error::Refused(*mapping)),
+                Err(error) => {
+                    // rpcbind may have carried out the call whose answer is missing.
+                    registration.0.push(*mapping);
+                    return Err(error);
+                }
             }
-            registration.0.push(*mapping);
         }
         Ok(registration)
     }

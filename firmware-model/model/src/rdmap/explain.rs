@@ -98,7 +98,7 @@ fn message_of(terminate: &Terminate<'_>) -> Option<(String, Option<MemoryAccess>
     })
 }
 
-/// The kind of segment in which a message should not be.
+/// The wrong place of a message, for the log.
 fn place_of(header: &Header) -> String {
     match header {
         Header::Tagged(_) => " in a tagged segment".to_owned(),
@@ -106,8 +106,7 @@ fn place_of(header: &Header) -> String {
     }
 }
 
-/// A message of the peer, by its opcode: its queue says nothing about one that is refused for its
-/// queue.
+/// A message, by its opcode and not by its queue: it may be refused because its queue is wrong.
 fn message_name(opcode: Message) -> &'static str {
     match opcode {
         Message::Write => "RDMA Write",
@@ -204,7 +203,7 @@ pub(super) fn refused_there(received: &Received, requester: &Requester, env: &En
         (None, OffendingRequest::Write { stag, to }) => format!("RDMA Write at {to:#x}, STag {stag:#010x}"),
         (None, OffendingRequest::Send(msn) | OffendingRequest::Request(msn)) => {
             let what = received.message.map_or("message", message_name);
-            format!("{what} with MSN {msn}, which is complete here")
+            format!("{what} with MSN {msn}, which is not in flight")
         }
     };
     tracing::warn!("{subject}: the peer refused {what}: {error}");

@@ -31,6 +31,8 @@ impl Ending {
             // The signal has its default action.
             let _ = self.0.thread_unblock();
             let _ = raise(signal);
+            // The first process of a PID namespace does not end by a signal.
+            std::process::exit(128 + signal as i32);
         };
         let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(wait);
         thread.map(drop).map_err(|error| error.to_string())

@@ -535,7 +535,7 @@ fn empa_04_private_data_that_programs_cannot_take_is_rejected() {
                 (failure.fault, failure.close),
                 (Fault::PrivateData(len), Close::Orderly)
             );
-            // MPA-S-12: the frame is correct, so a rejecting Reply answers it.
+            // The Reply tells the initiator that the port was right.
             let (_, answer) = new_initiator(settings.clone(), Some(offer))
                 .receive(&failure.final_frame.unwrap())
                 .unwrap();

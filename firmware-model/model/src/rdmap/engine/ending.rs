@@ -738,7 +738,9 @@ impl Engine {
     #[cold]
     fn end_half_closed(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         stream.finish();
-        match self.is_awaiting_peer() {
+        let is_flushed = self.llp.as_ref().is_none_or(Llp::is_flushed);
+        let is_unsent = !is_flushed || self.rdmap.responder.answers.is_data_wanted();
+        match is_unsent || self.is_awaiting_peer() {
             true => self.lose(Lost::Closed, env, stream),
             false => self.end(env),
         }

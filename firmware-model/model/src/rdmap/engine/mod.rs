@@ -392,6 +392,7 @@ impl Engine {
             Progress::Detached => {}
             Progress::Open => {
                 stream.reset();
+                self.rdmap.requester.sq.reopen();
                 self.llp = None;
                 self.progress = Progress::Ended;
             }

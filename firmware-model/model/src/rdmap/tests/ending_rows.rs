@@ -542,6 +542,20 @@ fn ddp_t_04_reads_of_the_peer_are_answered_after_its_fin() {
 }
 
 #[test]
+fn ddp_t_04_answers_that_the_stream_does_not_take_are_a_loss() {
+    let mut peer = Scripted::new();
+    peer.wire.set_capacity(0, 64 << 10);
+    let source = peer.node.filled(&pattern(300_000));
+    let request = read_request(1, (0x55, 0), 300_000, (source.stag, source.base));
+    peer.send_unread(&fpdu_of(&request));
+    peer.fin_unread();
+    peer.wait_unread(Duration::from_secs(5));
+    peer.wait_unread(Duration::from_secs(5));
+    assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);
+    assert!(!peer.node.engine.is_attached());
+}
+
+#[test]
 fn ddp_t_04_a_half_closed_stream_that_takes_nothing_ends() {
     let (mut peer, _) = blocked(agreed(true));
     peer.node.post(&Work::send(2).inline(b"last"));
