@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use urnic_sctp::endpoint::{Endpoint, Peer, Settings};
+use urnic_sctp::endpoint::{Endpoint, Event, Peer, Settings};
 use urnic_wire::sctp::chunk::Contents;
 use urnic_wire::sctp::packet;
 
@@ -22,6 +22,7 @@ fn endpoint(end: usize) -> Endpoint {
         packet_len: 1400,
         streams: 8,
         window: 64 << 10,
+        unread: 4096,
         unsent: 64 << 10,
         associations: 4,
         listens: true,
@@ -67,10 +68,22 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 fuzz_target!(init: urnic_fuzz::plant(seeds()), |input: &[u8]| {
-    let ([_, mut end], packets) = associated();
+    // An end with an association, or one that is being connected.
+    let is_connecting = input.len() % 2 == 1;
+    let ([client, server], packets) = associated();
+    let mut end = if is_connecting { endpoint(1) } else { server };
+    drop(client);
+    let mut now = Duration::from_secs(1);
+    let mut ids = Vec::new();
+    if is_connecting {
+        let peer = Peer {
+            address: address(0),
+            port: PORTS[0],
+        };
+        ids.extend(end.connect(peer, now));
+    }
     // The first packet after the INIT ACK has the tag of this end.
     let tag = packets.get(2).and_then(|packet| packet.get(4..8)).map(<[u8]>::to_vec);
-    let mut now = Duration::from_secs(1);
     let mut rest = input;
     while let Some((length, after)) = rest.split_first_chunk::<2>() {
         let (bytes, after) = after.split_at(usize::from(u16::from_be_bytes(*length)).min(after.len()));
@@ -89,7 +102,14 @@ fuzz_target!(init: urnic_fuzz::plant(seeds()), |input: &[u8]| {
         now += Duration::from_millis(100);
         end.advance(now);
         while end.next_packet().is_some() {}
-        while end.next_event().is_some() {}
+        while let Some(event) = end.next_event() {
+            if let Event::Readable(id) | Event::Connected(id) = event {
+                ids.push(id);
+            }
+        }
+        for id in &ids {
+            while end.take(*id, now).is_some() {}
+        }
     }
     assert!(end.associations() <= 4);
 });

@@ -53,8 +53,8 @@ fn a_program_that_uses_the_device_keeps_its_status() {
     assert!(!ended.failure().contains("ended and"));
 }
 
-/// A command that sends SIGHUP to `urnic`, and ends with 5 when it gets it back. Where the tests run,
-/// the signal may be ignored, as under nohup(1).
+/// A command that sends SIGHUP to `urnic`, and ends with 5 when it gets it back. Where the tests
+/// run, the signal may be ignored, as under nohup(1).
 fn passed_on() -> Program {
     let loops = "trap 'exit 5' HUP; kill -HUP $PPID; for second in $(seq 60); do sleep 1; done";
     Program::plain("env")

@@ -42,14 +42,23 @@ impl Key {
         hasher.finish128().h1
     }
 
-    /// The authentication of a cookie that was made at `made` for this peer.
-    fn mac(&self, peer: SocketAddr, cookie: &[u8], made: u64) -> [u8; MAC_LEN] {
+    /// The authentication of a cookie that was made at `made` for this peer, and for its and our
+    /// SCTP port.
+    fn mac(&self, peer: SocketAddr, ports: [u16; 2], cookie: &[u8], made: u64) -> [u8; MAC_LEN] {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         match peer {
-            SocketAddr::V4(v4) => hasher.write(&v4.ip().octets()),
-            SocketAddr::V6(v6) => hasher.write(&v6.ip().octets()),
+            SocketAddr::V4(v4) => {
+                hasher.write(b"cookie, IPv4");
+                hasher.write(&v4.ip().octets());
+            }
+            SocketAddr::V6(v6) => {
+                hasher.write(b"cookie, IPv6");
+                hasher.write(&v6.ip().octets());
+            }
         }
-        hasher.write_u16(peer.port());
+        for port in [peer.port(), ports[0], ports[1]] {
+            hasher.write_u16(port);
+        }
         hasher.write_u64(made);
         hasher.write(cookie);
         hasher.finish128().as_bytes()
@@ -59,10 +68,10 @@ impl Key {
 /// Completes a packet of the library: adds the indication of DDP to an INIT or INIT ACK, and
 /// authenticates the cookie of an INIT ACK for `peer`. Other packets stay as they are.
 pub fn complete(packet: Vec<u8>, key: &Key, peer: SocketAddr, now: Duration) -> Vec<u8> {
-    let Some(parameters) = Packet::parse(&packet)
-        .ok()
-        .and_then(|parsed| Some(parsed.init()?.1.to_vec()))
-    else {
+    let Some((ports, parameters)) = Packet::parse(&packet).ok().and_then(|parsed| {
+        let (_, parameters) = parsed.init()?;
+        Some(([parsed.destination, parsed.source], parameters.to_vec()))
+    }) else {
         return packet;
     };
     let mut completed = packet
@@ -71,7 +80,7 @@ pub fn complete(packet: Vec<u8>, key: &Key, peer: SocketAddr, now: Duration) -> 
         .to_vec();
     for (kind, value) in packet::parameters(&parameters) {
         if kind == STATE_COOKIE {
-            put_parameter(&mut completed, kind, &sealed(value, key, peer, now));
+            put_parameter(&mut completed, kind, &sealed(value, key, (peer, ports), now));
         } else {
             put_parameter(&mut completed, kind, value);
         }
@@ -82,9 +91,9 @@ pub fn complete(packet: Vec<u8>, key: &Key, peer: SocketAddr, now: Duration) -> 
 }
 
 /// A cookie with the time and its authentication.
-fn sealed(cookie: &[u8], key: &Key, peer: SocketAddr, now: Duration) -> Vec<u8> {
+fn sealed(cookie: &[u8], key: &Key, (peer, ports): (SocketAddr, [u16; 2]), now: Duration) -> Vec<u8> {
     let made = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-    let mac = key.mac(peer, cookie, made);
+    let mac = key.mac(peer, ports, cookie, made);
     [cookie, &made.to_be_bytes(), &mac].concat()
 }
 
@@ -100,7 +109,8 @@ pub fn opened(packet: &[u8], key: &Key, peer: SocketAddr, now: Duration) -> Opti
     let (cookie, seal) = parsed.value.split_at_checked(at)?;
     let (made, mac) = seal.split_first_chunk::<TIME_LEN>()?;
     let made = u64::from_be_bytes(*made);
-    if !is_equal(mac, &key.mac(peer, cookie, made)) {
+    let ports = [parsed.source, parsed.destination];
+    if !is_equal(mac, &key.mac(peer, ports, cookie, made)) {
         return None;
     }
     let age = now.checked_sub(Duration::from_millis(made))?;

@@ -9,25 +9,29 @@ use dcsctp::api::{
     StreamId,
 };
 use urnic_wire::sctp::adaptation::Adaptation;
-use urnic_wire::sctp::chunk::Contents;
-use urnic_wire::sctp::packet::{Packet, chunk_type};
+use urnic_wire::sctp::chunk::{Contents, MIN_MULPDU};
+use urnic_wire::sctp::packet::{Data, Packet, STATE_COOKIE, chunk_type, parameters};
 
 use crate::completion::{self, Key};
 
 /// Bytes of an SCTP packet with one DATA chunk, without the user data.
 const DATA_OVERHEAD: usize = 12 + 16;
+/// The shortest maximum of packets: one with the shortest maximum of messages.
+const LEAST_PACKET: usize = DATA_OVERHEAD + MIN_MULPDU as usize;
 
 /// The settings of an endpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// Its SCTP port.
     pub port: u16,
-    /// The longest SCTP packet, so that its UDP datagram is not fragmented.
+    /// The longest SCTP packet, so that its UDP datagram is not fragmented; 544 if it is less.
     pub packet_len: usize,
     /// Streams of an association, in each direction (RFC 5043 §8).
     pub streams: u16,
     /// Bytes that a peer may have in the receive buffer of an association.
     pub window: usize,
+    /// Messages that a peer may have there: short ones take more memory than their bytes.
+    pub unread: usize,
     /// Bytes of an association that may wait to be sent.
     pub unsent: usize,
     /// Most associations.
@@ -40,7 +44,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AssociationId(u64);
 
-/// The two ends of an association: the peer's UDP address, and its SCTP port.
+/// The other end of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Peer {
     /// The UDP address.
@@ -114,6 +118,8 @@ struct Association {
     /// A peer began it.
     accepted: bool,
     established: bool,
+    /// Streams in each direction; fewer than those of the settings if the peer has fewer.
+    streams: u16,
     /// The last message did not fit.
     full: bool,
 }
@@ -122,7 +128,7 @@ struct Association {
 pub struct Endpoint {
     settings: Settings,
     key: Key,
-    /// Numbers that the library's generator began with.
+    /// Seeds of the library's generator that were taken from the key.
     drawn: u64,
     associations: HashMap<AssociationId, Association>,
     by_peer: HashMap<Peer, AssociationId>,
@@ -170,10 +176,14 @@ impl Endpoint {
         }
     }
 
-    /// The longest message, with its DDP-SSN, that is sent in one packet: SCTP's fragmentation must
-    /// not be used (RFC 5043 §9).
+    /// The longest message, with its DDP-SSN: the most that fits one packet (RFC 5043 §9).
     pub fn longest(&self) -> usize {
-        (self.settings.packet_len / 4 * 4).saturating_sub(DATA_OVERHEAD)
+        self.packet_len() - DATA_OVERHEAD
+    }
+
+    /// The longest packet, whose length is a multiple of four.
+    fn packet_len(&self) -> usize {
+        self.settings.packet_len.max(LEAST_PACKET) / 4 * 4
     }
 
     /// Begins an association, or returns the one that there is with this peer. `None`: there are
@@ -200,22 +210,66 @@ impl Endpoint {
             address: from,
             port: packet.source,
         };
+        if !is_well_formed(&packet) {
+            return;
+        }
         let known = self.by_peer.get(&peer).copied();
         match (packet.chunk_type, known) {
-            (chunk_type::INIT | chunk_type::INIT_ACK, _) => self.begins(peer, known, bytes, &packet, now),
+            (chunk_type::INIT, _) => self.requested(peer, known, bytes, &packet, now),
             (chunk_type::COOKIE_ECHO, _) => {
                 if let Some(opened) = completion::opened(bytes, &self.key, from, now) {
-                    self.proved(peer, known, &opened, now);
+                    self.echoed(peer, known, &opened, now);
                 }
             }
-            (_, Some(id)) => self.feed(id, bytes, now),
-            // Nothing is said to a stranger: its packet may be forged.
+            (_, Some(id)) => self.arrived(id, bytes, &packet, now),
+            // A packet of a peer without an association is not answered: it may be forged.
             (_, None) => {}
         }
     }
 
-    /// An INIT or INIT ACK, which must say that it is for DDP.
-    fn begins(
+    /// A packet from the address of a peer with an association.
+    fn arrived(&mut self, id: AssociationId, bytes: &[u8], packet: &Packet<'_>, now: Duration) {
+        let Some(association) = self.associations.get(&id) else {
+            return;
+        };
+        let has_tag = packet.tag == association.socket.verification_tag();
+        // Before an association is established, the library takes a packet with a SHUTDOWN ACK
+        // whatever its tag is. Later it checks each, also those that repeat the peer's tag.
+        if !association.established && !has_tag {
+            return;
+        }
+        if packet.chunk_type == chunk_type::INIT_ACK && !self.is_acceptable(packet) {
+            let (tag, _) = packet.init().unwrap_or_default();
+            let abort = completion::abort(packet, tag);
+            self.packets.push_back((association.peer.address, abort));
+            if !association.established {
+                self.end(id, Reason::NoDdp);
+            }
+            return;
+        }
+        let streams = association.streams;
+        let mut data = packet.chunks().flatten().filter_map(|chunk| chunk.data());
+        let is_permitted =
+            |data: Data| data.unordered && data.stream < streams && Contents::of(data.ppid).is_some();
+        if has_tag && !data.all(is_permitted) {
+            self.abort(id, now);
+            self.events.push_back(Event::Ended(id, Reason::Violation));
+            return;
+        }
+        self.feed(id, bytes, now);
+    }
+
+    /// Whether an INIT ACK is for DDP, and its cookie can be sent back.
+    fn is_acceptable(&self, packet: &Packet<'_>) -> bool {
+        packet.init().is_some_and(|(_, all)| {
+            let mut cookies = parameters(all).filter(|(kind, _)| *kind == STATE_COOKIE);
+            let fits = |(_, cookie): (u16, &[u8])| cookie.len() <= self.longest();
+            cookies.next().is_some_and(fits) && Adaptation::of_parameters(all) == Adaptation::Ddp
+        })
+    }
+
+    /// An INIT, which must say that it is for DDP.
+    fn requested(
         &mut self,
         peer: Peer,
         known: Option<AssociationId>,
@@ -226,33 +280,24 @@ impl Endpoint {
         let Some((tag, parameters)) = packet.init() else {
             return;
         };
-        let is_init = packet.chunk_type == chunk_type::INIT;
-        let is_ddp = Adaptation::of_parameters(parameters) == Adaptation::Ddp;
-        match known {
-            None if !is_init || !self.settings.listens => {}
-            Some(_) | None if !is_ddp => {
-                let abort = completion::abort(packet, tag);
-                self.packets.push_back((peer.address, abort));
-                // Before it is established, nobody else can know that an answer is due.
-                if let Some(id) = known
-                    && !is_init
-                    && self.associations.get(&id).is_some_and(|it| !it.established)
-                {
-                    self.end(id, Reason::NoDdp);
-                }
-            }
-            Some(id) => self.feed(id, bytes, now),
-            // The answer has all that is known of the peer: nothing is kept.
-            None => {
-                let mut socket = self.socket(peer);
-                socket.handle_input(bytes);
-                self.send_packets(&mut socket, peer, now);
-            }
+        if known.is_none() && !self.settings.listens {
+            return;
         }
+        if Adaptation::of_parameters(parameters) != Adaptation::Ddp {
+            let abort = completion::abort(packet, tag);
+            return self.packets.push_back((peer.address, abort));
+        }
+        if let Some(id) = known {
+            return self.feed(id, bytes, now);
+        }
+        // The answer has all that is known of the peer: nothing is kept.
+        let mut socket = self.socket(peer);
+        socket.handle_input(bytes);
+        self.send_packets(&mut socket, peer, now);
     }
 
-    /// A peer has shown that it receives at its address.
-    fn proved(&mut self, peer: Peer, known: Option<AssociationId>, opened: &[u8], now: Duration) {
+    /// A peer has sent a cookie back, so it receives at its address.
+    fn echoed(&mut self, peer: Peer, known: Option<AssociationId>, opened: &[u8], now: Duration) {
         if let Some(id) = known {
             return self.feed(id, opened, now);
         }
@@ -260,6 +305,12 @@ impl Endpoint {
         socket.handle_input(opened);
         if socket.state() != SocketState::Connected {
             return;
+        }
+        if self.associations.len() >= self.settings.associations {
+            // An ABORT in place of the COOKIE ACK.
+            while socket.poll_event().is_some() {}
+            socket.close();
+            return self.send_packets(&mut socket, peer, now);
         }
         if let Some(id) = self.insert(peer, socket, now) {
             self.drain(id, now);
@@ -279,14 +330,13 @@ impl Endpoint {
                 remote_port: peer.port,
                 announced_maximum_incoming_streams: self.settings.streams,
                 announced_maximum_outgoing_streams: self.settings.streams,
-                mtu: self.settings.packet_len / 4 * 4,
+                mtu: self.packet_len(),
                 max_message_size: self.longest(),
                 max_receiver_window_buffer_size: self.settings.window,
                 max_send_buffer_size: self.settings.unsent,
                 per_stream_send_queue_limit: self.settings.unsent,
                 total_buffered_amount_low_threshold: self.settings.unsent / 2,
-                // A lost message would be a hole for ever.
-                max_retransmissions: Some(10),
+                // A message that is given up would be a hole for ever.
                 enable_partial_reliability: false,
                 ..Options::default()
             },
@@ -308,6 +358,7 @@ impl Endpoint {
                 socket,
                 begun: now,
                 accepted,
+                streams: self.settings.streams,
                 established: false,
                 full: false,
             },
@@ -323,12 +374,12 @@ impl Endpoint {
         }
     }
 
-    /// Takes what the library has to say of an association.
+    /// Takes the library's events of an association.
     fn drain(&mut self, id: AssociationId, now: Duration) {
-        let mut ended = None;
         let Some(association) = self.associations.get_mut(&id) else {
             return;
         };
+        let mut ended = None;
         while let Some(event) = association.socket.poll_event() {
             match event {
                 SocketEvent::SendPacket(packet) => {
@@ -336,10 +387,13 @@ impl Endpoint {
                     let packet = completion::complete(packet, &self.key, to, now);
                     self.packets.push_back((to, packet));
                 }
-                SocketEvent::OnClosed() => ended = Some(Reason::Closed),
-                SocketEvent::OnAborted(..) => ended = Some(Reason::Aborted),
+                SocketEvent::OnClosed() => _ = ended.get_or_insert(Reason::Closed),
+                SocketEvent::OnAborted(..) => _ = ended.get_or_insert(Reason::Aborted),
                 // What was on its way is lost, and DDP cannot go on after a hole.
-                SocketEvent::OnConnectionRestarted() => ended = Some(Reason::Aborted),
+                SocketEvent::OnConnectionRestarted() => {
+                    association.socket.close();
+                    ended = Some(Reason::Aborted);
+                }
                 SocketEvent::OnTotalBufferedAmountLow() if association.full => {
                     association.full = false;
                     self.events.push_back(Event::Writable(id));
@@ -349,12 +403,22 @@ impl Endpoint {
         }
         if !association.established && association.socket.state() == SocketState::Connected {
             association.established = true;
+            let agreed = association.socket.get_metrics().map(|metrics| {
+                let outgoing = metrics.negotiated_maximum_outgoing_streams;
+                outgoing.min(metrics.negotiated_maximum_incoming_streams)
+            });
+            association.streams = association.streams.min(agreed.unwrap_or(0));
             self.events.push_back(match association.accepted {
                 true => Event::Accepted(id, association.peer),
                 false => Event::Connected(id),
             });
         }
-        if association.socket.messages_ready_count() > 0 && self.events.back() != Some(&Event::Readable(id)) {
+        let unread = association.socket.messages_ready_count();
+        if unread > self.settings.unread {
+            self.abort(id, now);
+            self.events.push_back(Event::Ended(id, Reason::Violation));
+            return;
+        } else if unread > 0 && self.events.back() != Some(&Event::Readable(id)) {
             self.events.push_back(Event::Readable(id));
         }
         if let Some(reason) = ended {
@@ -379,7 +443,7 @@ impl Endpoint {
         }
     }
 
-    /// Aborts an association. No event of it follows.
+    /// Aborts an association. No event of it follows those that were reported.
     pub fn abort(&mut self, id: AssociationId, now: Duration) {
         if let Some(mut association) = self.associations.remove(&id) {
             self.by_peer.remove(&association.peer);
@@ -400,10 +464,11 @@ impl Endpoint {
         message: Vec<u8>,
         now: Duration,
     ) -> Result<(), SendError> {
-        if message.len() > self.longest() || message.is_empty() || stream >= self.settings.streams {
+        let longest = self.longest();
+        let association = self.associations.get_mut(&id).ok_or(SendError::Ended)?;
+        if message.len() > longest || message.is_empty() || stream >= association.streams {
             return Err(SendError::Invalid);
         }
-        let association = self.associations.get_mut(&id).ok_or(SendError::Ended)?;
         association.at(now);
         let sent = Sent::new(StreamId(stream), PpId(contents.ppid()), message);
         let unordered = SendOptions {
@@ -420,17 +485,18 @@ impl Endpoint {
         })
     }
 
-    /// The next message of an association, in the order in which SCTP has it. A message that is no
-    /// message of DDP ends the association.
+    /// The next message of an association, in the order in which SCTP has it. Messages that are not
+    /// taken before the association ends are lost, as those that have not come.
     pub fn take(&mut self, id: AssociationId, now: Duration) -> Option<Received> {
         let association = self.associations.get_mut(&id)?;
         let message = association.socket.get_next_message()?;
-        let (stream, contents) = (message.stream_id.0, Contents::of(message.ppid.0));
-        let Some(contents) = contents.filter(|_| stream < self.settings.streams) else {
+        let contents = Contents::of(message.ppid.0);
+        let Some(contents) = contents.filter(|_| message.payload.len() <= self.settings.window) else {
             self.abort(id, now);
             self.events.push_back(Event::Ended(id, Reason::Violation));
             return None;
         };
+        let stream = message.stream_id.0;
         // The window opens.
         self.drain(id, now);
         Some(Received {
@@ -471,4 +537,22 @@ impl Endpoint {
     pub fn associations(&self) -> usize {
         self.associations.len()
     }
+}
+
+/// Whether all chunks fit, and those are alone, or first, that must be (RFC 9260 §6.10, §5.1).
+fn is_well_formed(packet: &Packet<'_>) -> bool {
+    let mut count = 0;
+    let mut must_be_alone = false;
+    for chunk in packet.chunks() {
+        let Ok(chunk) = chunk else { return false };
+        must_be_alone |= matches!(
+            chunk.kind,
+            chunk_type::INIT | chunk_type::INIT_ACK | chunk_type::SHUTDOWN_COMPLETE
+        );
+        if chunk.kind == chunk_type::COOKIE_ECHO && count > 0 {
+            return false;
+        }
+        count += 1;
+    }
+    count == 1 || !must_be_alone
 }

@@ -30,6 +30,9 @@ pub enum OutOfOrder {
         /// The number that is due.
         next: u16,
     },
+    /// Too many bytes wait for a message before them.
+    #[error("too many bytes wait for an earlier message")]
+    Room,
 }
 
 /// What has come of one direction, and was not delivered.
@@ -43,24 +46,29 @@ pub struct Incoming {
     position: u64,
     /// Most messages that may wait.
     most: usize,
+    /// Bytes that may still wait.
+    room: usize,
 }
 
 impl Incoming {
-    /// The beginning of a session, of which at most `most` messages may wait for one before them.
-    pub fn new(most: usize) -> Incoming {
+    /// The beginning of a session, of which at most `most` messages with `bytes` bytes may wait,
+    /// for one before them or to be taken.
+    pub fn new(most: usize, bytes: usize) -> Incoming {
         Incoming {
             next: Ssn::default(),
             waiting: BTreeMap::new(),
             position: 0,
             most: most.min(MAX_IN_FLIGHT.into()),
+            room: bytes,
         }
     }
 
-    /// Takes a message with its DDP-SSN in front.
+    /// Takes a message with its DDP-SSN in front. Returns whether it came before its turn: a
+    /// segment may be placed then, and is delivered later.
     ///
     /// # Errors
     /// [`OutOfOrder`]; nothing is kept then.
-    pub fn insert(&mut self, contents: Contents, message: &[u8]) -> Result<(), OutOfOrder> {
+    pub fn insert(&mut self, contents: Contents, message: &[u8]) -> Result<bool, OutOfOrder> {
         let (ssn, data) = Ssn::split(message).ok_or(OutOfOrder::Missing)?;
         let wrong = OutOfOrder::Number {
             found: ssn.0,
@@ -74,9 +82,10 @@ impl Incoming {
         if self.waiting.contains_key(&position) {
             return Err(wrong);
         }
+        self.room = self.room.checked_sub(data.len()).ok_or(OutOfOrder::Room)?;
         let data = data.to_vec();
         self.waiting.insert(position, Message { contents, data });
-        Ok(())
+        Ok(ahead > 0)
     }
 
     /// The next message, if it has come.
@@ -84,15 +93,8 @@ impl Incoming {
         let message = self.waiting.remove(&self.position)?;
         self.position += 1;
         self.next = self.next.next();
+        self.room += message.data.len();
         Some(message)
-    }
-
-    /// The segments that have come before their turn, which may be placed.
-    pub fn early(&self) -> impl Iterator<Item = &[u8]> {
-        let messages = self.waiting.values();
-        messages
-            .filter(|message| message.contents == Contents::Segment)
-            .map(|message| &*message.data)
     }
 
     /// The number of messages that wait for one before them, or to be taken.
@@ -108,10 +110,13 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Puts the next DDP-SSN in front of a message.
-    pub fn number(&mut self, message: &[u8]) -> Vec<u8> {
-        let number = self.next.to_bytes();
+    /// A message with the next DDP-SSN in front.
+    pub fn number(&self, message: &[u8]) -> Vec<u8> {
+        [&self.next.to_bytes()[..], message].concat()
+    }
+
+    /// The message with that number was sent: the numbers of a session have no gap (RFC 5043 §6).
+    pub fn advance(&mut self) {
         self.next = self.next.next();
-        [&number[..], message].concat()
     }
 }

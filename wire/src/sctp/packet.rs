@@ -31,6 +31,8 @@ const CHECKSUM: core::ops::Range<usize> = 8..12;
 
 /// Types of chunks (RFC 9260 §3.2).
 pub mod chunk_type {
+    /// DATA.
+    pub const DATA: u8 = 0;
     /// INIT.
     pub const INIT: u8 = 1;
     /// INIT ACK.
@@ -39,6 +41,8 @@ pub mod chunk_type {
     pub const ABORT: u8 = 6;
     /// COOKIE ECHO.
     pub const COOKIE_ECHO: u8 = 10;
+    /// SHUTDOWN COMPLETE.
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
 /// The type of the State Cookie parameter (RFC 9260 §3.3.3.1).
@@ -58,9 +62,64 @@ pub enum PacketError {
         /// In the packet.
         found: u32,
     },
-    /// The first chunk is longer than the packet, or shorter than its header.
-    #[error("the first chunk of an SCTP packet has length {0}")]
+    /// A chunk is longer than the rest of the packet, or shorter than its header.
+    #[error("a chunk of an SCTP packet has length {0}")]
     ChunkLength(usize),
+}
+
+/// A chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk<'a> {
+    /// Its type.
+    pub kind: u8,
+    /// Its flags.
+    pub flags: u8,
+    /// Its value, without the padding.
+    pub value: &'a [u8],
+}
+
+impl<'a> Chunk<'a> {
+    /// Parses the chunk at the front of `bytes`; returns it and the bytes after it.
+    fn split(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), PacketError> {
+        let truncated = PacketError::Truncated(bytes.len());
+        let &[kind, flags, l0, l1] = bytes.first_chunk().ok_or(truncated)?;
+        let len = usize::from(u16::from_be_bytes([l0, l1]));
+        let value = bytes
+            .get(CHUNK_HEADER_LEN..len)
+            .ok_or(PacketError::ChunkLength(len))?;
+        // The last chunk may lack its padding.
+        let rest = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Ok((Self { kind, flags, value }, rest))
+    }
+
+    /// What a DATA chunk says of its message; `None` for another chunk, or one that is too short.
+    pub fn data(&self) -> Option<Data> {
+        let &[_, _, _, _, s0, s1, _, _, p0, p1, p2, p3, ..] = self.value.first_chunk::<12>()?;
+        (self.kind == chunk_type::DATA).then_some(Data {
+            stream: u16::from_be_bytes([s0, s1]),
+            ppid: u32::from_be_bytes([p0, p1, p2, p3]),
+            unordered: self.flags & UNORDERED != 0,
+            whole: self.flags & WHOLE == WHOLE,
+        })
+    }
+}
+
+/// The U flag of a DATA chunk.
+const UNORDERED: u8 = 4;
+/// The B and E flags of a DATA chunk: it has the first and the last byte of its message.
+const WHOLE: u8 = 3;
+
+/// What a DATA chunk says of its message (RFC 9260 §3.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Data {
+    /// The Stream Identifier.
+    pub stream: u16,
+    /// The Payload Protocol Identifier.
+    pub ppid: u32,
+    /// The message may be delivered before earlier ones.
+    pub unordered: bool,
+    /// The message is not fragmented.
+    pub whole: bool,
 }
 
 /// The beginning of a packet.
@@ -76,6 +135,8 @@ pub struct Packet<'a> {
     pub chunk_type: u8,
     /// The value of the first chunk, without its padding.
     pub value: &'a [u8],
+    /// All chunks.
+    chunks: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
@@ -91,17 +152,30 @@ impl<'a> Packet<'a> {
         if computed != found {
             return Err(PacketError::Checksum { computed, found });
         }
-        let &[chunk_type, _, l0, l1] = rest.first_chunk().ok_or(truncated)?;
-        let len = usize::from(u16::from_be_bytes([l0, l1]));
-        let value = rest
-            .get(CHUNK_HEADER_LEN..len)
-            .ok_or(PacketError::ChunkLength(len))?;
+        let (first, _) = Chunk::split(rest).map_err(|error| match error {
+            PacketError::Truncated(_) => truncated,
+            other => other,
+        })?;
         Ok(Self {
             source: u16::from_be_bytes([s0, s1]),
             destination: u16::from_be_bytes([d0, d1]),
             tag: u32::from_be_bytes([t0, t1, t2, t3]),
-            chunk_type,
-            value,
+            chunk_type: first.kind,
+            value: first.value,
+            chunks: rest,
+        })
+    }
+
+    /// All chunks, up to one that does not fit.
+    pub fn chunks(&self) -> impl Iterator<Item = Result<Chunk<'a>, PacketError>> {
+        let mut rest = self.chunks;
+        core::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let split = Chunk::split(rest);
+            rest = split.map_or(&[], |(_, after)| after);
+            Some(split.map(|(chunk, _)| chunk))
         })
     }
 

@@ -71,9 +71,11 @@ impl Active {
                     ..Fault::Refused.into()
                 });
             }
-            Function::Accept | Function::Reject if enhanced != self.offer.is_some() => {
-                return Err(Fault::Form.into());
+            _ if private_data.len() > self.settings.max_private_data => {
+                return Err(Fault::PrivateData(private_data.len()).into());
             }
+            Function::Accept if enhanced != self.offer.is_some() => return Err(Fault::Form.into()),
+            // In either form: the enhanced one is only for what the other would have accepted.
             Function::Reject => {
                 let private_data = private_data.to_vec();
                 return Ok(Answer::Rejected(Rejected { word, private_data }));

@@ -18,7 +18,7 @@ pub enum Fault {
         /// What may come.
         due: &'static str,
     },
-    /// The answer to an enhanced Initiate is not enhanced, or the other way round (RFC 6581 §7).
+    /// The Accept of an enhanced Initiate is not enhanced, or the other way round (RFC 6581 §7).
     #[error("the peer answered in another form of session control than it was asked in")]
     Form,
     /// The peer sent a DDP segment before the session was accepted.
@@ -28,6 +28,15 @@ pub enum Fault {
     /// that it does not know (RFC 5043 §6.4).
     #[error("the peer refused the DDP session before its program saw the request")]
     Refused,
+    /// The active end gave up while the ULP decided.
+    #[error("the peer gave up its request for a DDP session")]
+    Cancelled,
+    /// More private data than the ULP can take.
+    #[error("{0} bytes of private data: programs can take 255")]
+    PrivateData(usize),
+    /// An enhanced Initiate, and this end is set to use RFC 5043 only.
+    #[error("an enhanced DDP session was requested, and enhanced sessions are off")]
+    Enhanced,
     /// The timeout expired.
     #[error("the DDP session did not begin in time")]
     Timeout,
@@ -42,7 +51,8 @@ pub enum Fault {
 pub struct Failure {
     /// The reason.
     pub fault: Fault,
-    /// The Terminate to send; `None` if the peer has ended the session, or cannot be reached.
+    /// The Terminate to send; `None` if the peer has ended the session, or cannot be reached: a
+    /// Terminate is not answered by another one.
     pub terminate: Option<Vec<u8>>,
     /// The peer may not know RFC 6581: an unenhanced Initiate may succeed, if the ULP does not
     /// depend on the results of the enhanced one.
@@ -51,7 +61,11 @@ pub struct Failure {
 
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Failure {
-        let is_over = matches!(fault, Fault::Refused | Fault::Closed);
+        let is_over = match fault {
+            Fault::Refused | Fault::Cancelled | Fault::Closed => true,
+            Fault::Sequence { found, .. } => found == Function::Terminate,
+            _ => false,
+        };
         Failure {
             fault,
             terminate: (!is_over).then(terminate),

@@ -62,22 +62,29 @@ impl Passive {
     /// Takes a message of the peer: its Initiate, after which [`Passive::request`] has it.
     ///
     /// # Errors
-    /// [`Failure`] when the message is not an Initiate, or not the first one; [`Fault::Closed`] if
-    /// the active end gave up while the ULP decided.
+    /// [`Failure`] when the message is not an Initiate, or not the first one; [`Fault::Cancelled`]
+    /// if the active end gave up while the ULP decided.
     pub fn receive(&mut self, message: &[u8]) -> Result<(), Failure> {
         let message = SessionMessage::parse(message)?;
         let found = message.function;
         match (&self.stage, found) {
             (Stage::Initiate, Function::Initiate) => {}
-            (Stage::Unanswered(_), Function::Terminate) => return Err(Fault::Closed.into()),
+            (Stage::Unanswered(_), Function::Terminate) => return Err(Fault::Cancelled.into()),
             (Stage::Initiate, _) => {
                 let due = "an Initiate";
                 return Err(Fault::Sequence { found, due }.into());
             }
             (Stage::Unanswered(_) | Stage::Done, _) => {
-                let due = "nothing but a Terminate";
+                let due = "nothing";
                 return Err(Fault::Sequence { found, due }.into());
             }
+        }
+        if message.enhanced && self.settings.revision < 2 {
+            return Err(Fault::Enhanced.into());
+        }
+        let len = message.private_data.len();
+        if len > self.settings.max_private_data {
+            return Err(Fault::PrivateData(len).into());
         }
         self.stage = Stage::Unanswered(Request {
             word: message.word,

@@ -152,8 +152,8 @@ impl Responder {
         self.deadline = None;
         self.incoming = Incoming::default();
         if let Err(fault) = excess {
-            // Private data that the ULP cannot take makes the frame improper (RFC 5044 §7.1.2(9)), which
-            // ends the connection. The Reply tells the initiator that the port was right.
+            // Private data that the ULP cannot take makes the frame improper (RFC 5044 §7.1.2(9)),
+            // which ends the connection. The Reply tells the initiator that the port was right.
             return Err(Failure {
                 close: Close::Orderly,
                 final_frame: self.reject(&[], None).ok(),
