@@ -59,9 +59,12 @@ impl Place {
         self.program(Program::plain("sh").args(["-c", line]))
     }
 
-    /// A server in this place, at free ports, and the port of TCP.
+    /// A server in this place, at free ports, and the ports of TCP and RDMA. Signals end it also
+    /// where the tests ignore them, as in the background of a shell.
     fn serves(&self, line: &str) -> (Running, String, String) {
-        let serve = urnic_nfs("serve --memory 64M --tcp-port 0 --rdma-port 0").line(line);
+        let serve = urnic_nfs("serve --memory 64M --tcp-port 0 --rdma-port 0")
+            .line(line)
+            .through(["env", "--default-signal=HUP,INT,TERM"]);
         let mut server = self.program(serve).spawn();
         let (tcp, rdma) = listening(&mut server);
         (server, tcp, rdma)
