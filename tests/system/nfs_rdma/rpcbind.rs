@@ -165,12 +165,14 @@ fn the_registration_of_another_server_is_kept() {
     let again = urnic_nfs("serve --memory 64M --tcp-port 0 --rdma-port 0 --rpcbind require");
     let printed = place.program(again).run().failure();
     assert!(
-        printed.contains("rpcbind refuses program 100003 version 3, tcp 0.0.0.0."),
+        printed.contains("rpcbind has another address for program 100003 version 3, tcp 0.0.0.0."),
         "{printed}"
     );
     let (mut second, ..) = place.serves("--rpcbind warn");
     second.wait_for_output("a warning", |printed| {
-        printed.contains("rpcbind refuses program 100003").then_some(())
+        printed
+            .contains("rpcbind has another address for program 100003")
+            .then_some(())
     });
     second.stopped();
     place.registers(&of_first);
