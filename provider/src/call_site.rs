@@ -81,14 +81,15 @@ impl CallSite {
                 continue;
             }
             if let Some(carrier) = object.as_ref().filter(|object| is_carrier(object)) {
-                all.push(exported(address, carrier));
+                let frame = exported(address, carrier);
+                // Its caller is the program's `_start`, which has no name in a stripped program.
+                if frame.starts_with("__libc_start_main ") {
+                    break;
+                }
+                all.push(frame);
                 continue;
             }
             for frame in described(address, object.as_ref()) {
-                // The program's own `_start` calls libc, which calls `main`.
-                if frame.starts_with("_start ") {
-                    continue;
-                }
                 if !CARRYING.iter().any(|part| frame.contains(part)) {
                     of_program.get_or_insert(all.len());
                 }
