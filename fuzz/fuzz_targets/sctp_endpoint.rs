@@ -18,14 +18,8 @@ const PORTS: [u16; 2] = [4000, 5000];
 
 fn endpoint(end: usize) -> Endpoint {
     let settings = Settings {
-        port: PORTS[end],
-        packet_len: 1400,
-        streams: 8,
-        window: 64 << 10,
-        unread: 4096,
-        unsent: 64 << 10,
         associations: 4,
-        listens: true,
+        ..Settings::of_port(PORTS[end])
     };
     Endpoint::new(settings, [end as u8; 16])
 }

@@ -1,4 +1,6 @@
-//! Names of error numbers.
+//! Error numbers: the last one of the C library, and their names.
+
+use rustix::io::Errno;
 
 /// The names of Linux's error numbers on x86-64 and arm64, by number. Numbers without an error have
 /// an empty name.
@@ -138,6 +140,11 @@ const NAMES: [&str; 134] = [
     "ERFKILL",
     "EHWPOISON",
 ];
+
+/// The error of the system call that this thread has just made through the C library.
+pub fn last() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
 
 /// The name of an error number, such as `EINVAL`.
 pub fn name(number: i32) -> Option<&'static str> {

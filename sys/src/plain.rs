@@ -71,12 +71,12 @@ plain! {
 
 numbers! {
     u32 libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sockaddr_in libc::sockaddr_in6
-    libc::sockaddr_storage libc::tcp_info libc::ucred
+    libc::sockaddr_storage libc::tcp_info
 }
 
 unpadded! {
     libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sockaddr_in libc::sockaddr_in6
-    libc::sockaddr_storage libc::ucred
+    libc::sockaddr_storage
 }
 
 // SAFETY: numbers.
@@ -90,15 +90,13 @@ mod tests {
 
     #[test]
     fn a_value_is_parsed_from_its_bytes_at_any_address() {
-        let peer = libc::ucred {
-            pid: 1,
-            uid: 2,
-            gid: 3,
-        };
+        let mut header = libc::cmsghdr::zeroes();
+        (header.cmsg_len, header.cmsg_level, header.cmsg_type) = (1, 2, 3);
         let mut bytes = vec![0xff];
-        bytes.extend_from_slice(peer.as_bytes());
-        let parsed = libc::ucred::parse(&bytes[1..]).map(|peer| (peer.pid, peer.uid, peer.gid));
-        assert_eq!(parsed, Some((1, 2, 3)));
-        assert!(libc::ucred::parse(&bytes[2..]).is_none());
+        bytes.extend_from_slice(header.as_bytes());
+        let parsed = libc::cmsghdr::parse(&bytes[1..]);
+        let fields = parsed.map(|header| (header.cmsg_len, header.cmsg_level, header.cmsg_type));
+        assert_eq!(fields, Some((1, 2, 3)));
+        assert!(libc::cmsghdr::parse(&bytes[2..]).is_none());
     }
 }

@@ -8,6 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use crate::errno;
+
 /// The session of a process, or of this one, named by the process that leads it: getsid(2). `None`:
 /// a process outside this PID namespace.
 ///
@@ -30,7 +32,7 @@ pub fn group(process: Option<Pid>) -> Result<Option<Pid>, Errno> {
 
 fn number(result: c_long) -> Result<Option<Pid>, Errno> {
     match c_int::try_from(result) {
-        Ok(-1) | Err(_) => Err(last_errno()),
+        Ok(-1) | Err(_) => Err(errno::last()),
         Ok(number) => Ok(Pid::from_raw(number)),
     }
 }
@@ -68,16 +70,12 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, Errno> {
         )
     };
     if done != 0 {
-        return Err(last_errno());
+        return Err(errno::last());
     }
     Ok(Peer {
         user: credentials.uid,
         process: Pid::from_raw(credentials.pid.max(0)),
     })
-}
-
-fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 //!
 //! The functions take any address: they neither read nor change a byte there.
 
-use std::io;
 use std::ptr::without_provenance_mut;
 
 use rustix::io::Errno;
+
+use crate::errno;
 use rustix::mm::{Advice, madvise};
 
 const PAGE: usize = 4096;
@@ -20,7 +21,7 @@ pub fn query(start: usize, states: &mut [u8]) -> Result<(), Errno> {
     // SAFETY: `states` has a byte for each page of the range, which the call does not touch.
     match unsafe { libc::mincore(without_provenance_mut(start), len, states.as_mut_ptr()) } {
         0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+        _ => Err(errno::last()),
     }
 }
 

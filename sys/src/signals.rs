@@ -6,7 +6,7 @@ use std::ptr;
 
 use rustix::io::Errno;
 
-use crate::Plain;
+use crate::{Plain, errno};
 
 /// A set of signals.
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +99,7 @@ impl Signals {
         // SAFETY: the set is live, and a new descriptor has no other owner.
         unsafe {
             match libc::signalfd(-1, &raw const self.0, libc::SFD_CLOEXEC) {
-                -1 => Err(Errno::from_raw_os_error(*libc::__errno_location())),
+                -1 => Err(errno::last()),
                 fd => Ok(OwnedFd::from_raw_fd(fd)),
             }
         }

@@ -40,6 +40,24 @@ pub struct Settings {
     pub listens: bool,
 }
 
+impl Settings {
+    /// An endpoint that listens at this SCTP port: packets for a network of 1500 bytes, a mebibyte
+    /// of each kind for an association.
+    pub fn of_port(port: u16) -> Settings {
+        Settings {
+            port,
+            // IPv6 and UDP take 48 bytes.
+            packet_len: 1452,
+            streams: 1024,
+            window: 1 << 20,
+            unread: 4096,
+            unsent: 1 << 20,
+            associations: 1024,
+            listens: true,
+        }
+    }
+}
+
 /// An association of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AssociationId(u64);
@@ -288,6 +306,7 @@ impl Endpoint {
             return self.packets.push_back((peer.address, abort));
         }
         if let Some(id) = known {
+            self.seed();
             return self.feed(id, bytes, now);
         }
         // The answer has all that is known of the peer: nothing is kept.
@@ -317,12 +336,16 @@ impl Endpoint {
         }
     }
 
-    /// An association that has not begun.
-    fn socket(&mut self, peer: Peer) -> Socket {
-        // The library takes tags and the first TSN from a generator that anybody can compute: it
-        // begins anew with a number that nobody knows.
+    /// The library takes tags and the first TSN from a generator whose numbers can be predicted: it
+    /// begins anew with a number that only the key determines.
+    fn seed(&mut self) {
         self.drawn += 1;
         fastrand::seed(self.key.number(self.drawn));
+    }
+
+    /// An association that has not begun.
+    fn socket(&mut self, peer: Peer) -> Socket {
+        self.seed();
         Socket::new(
             "",
             &Options {

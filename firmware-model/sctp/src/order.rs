@@ -3,7 +3,7 @@
 //! SCTP hands up unordered messages as they come. A segment may be placed at once, but it is
 //! delivered only after all that were submitted before it (RFC 5043 §5.2.1, RFC 5041 §5.3).
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, Ssn};
 
@@ -39,11 +39,8 @@ pub enum OutOfOrder {
 #[derive(Debug)]
 pub struct Incoming {
     next: Ssn,
-    /// By the distance from the first message of the session, so that the order is that of the
-    /// numbers also where they wrap.
-    waiting: BTreeMap<u64, Message>,
-    /// The distance of the next message.
-    position: u64,
+    /// By their numbers, of which fewer than half may wait at once.
+    waiting: HashMap<u16, Message>,
     /// Most messages that may wait.
     most: usize,
     /// Bytes that may still wait.
@@ -56,8 +53,7 @@ impl Incoming {
     pub fn new(most: usize, bytes: usize) -> Incoming {
         Incoming {
             next: Ssn::default(),
-            waiting: BTreeMap::new(),
-            position: 0,
+            waiting: HashMap::new(),
             most: most.min(MAX_IN_FLIGHT.into()),
             room: bytes,
         }
@@ -75,23 +71,18 @@ impl Incoming {
             next: self.next.0,
         };
         let ahead = self.next.until(ssn).ok_or(wrong)?;
-        if usize::from(ahead) >= self.most {
-            return Err(wrong);
-        }
-        let position = self.position + u64::from(ahead);
-        if self.waiting.contains_key(&position) {
+        if usize::from(ahead) >= self.most || self.waiting.contains_key(&ssn.0) {
             return Err(wrong);
         }
         self.room = self.room.checked_sub(data.len()).ok_or(OutOfOrder::Room)?;
         let data = data.to_vec();
-        self.waiting.insert(position, Message { contents, data });
+        self.waiting.insert(ssn.0, Message { contents, data });
         Ok(ahead > 0)
     }
 
     /// The next message, if it has come.
     pub fn take(&mut self) -> Option<Message> {
-        let message = self.waiting.remove(&self.position)?;
-        self.position += 1;
+        let message = self.waiting.remove(&self.next.0)?;
         self.next = self.next.next();
         self.room += message.data.len();
         Some(message)

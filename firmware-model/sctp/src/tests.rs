@@ -18,14 +18,11 @@ const STEP: Duration = Duration::from_millis(5);
 
 fn settings(port: u16) -> Settings {
     Settings {
-        port,
-        packet_len: 1400,
         streams: 8,
         window: 64 << 10,
-        unread: 4096,
         unsent: 64 << 10,
         associations: 4,
-        listens: true,
+        ..Settings::of_port(port)
     }
 }
 
@@ -76,7 +73,7 @@ impl Net {
             self.ends[from].advance(self.now);
             while let Some((to, packet)) = self.ends[from].next_packet() {
                 assert_eq!(to, address(1 - from));
-                assert!(packet.len() <= 1400, "no packet is fragmented");
+                assert!(packet.len() <= 1452, "no packet is fragmented");
                 self.log.push((from, packet.clone()));
                 let fate = self.fates.get(self.sent).copied().unwrap_or(9);
                 self.sent += 1;
@@ -188,15 +185,15 @@ fn requests_cost_no_memory_until_a_cookie_comes_back() {
     }
     assert_eq!((endpoint.associations(), endpoint.next_packet()), (0, None));
     // An endpoint that does not listen answers nothing.
-    let mut deaf = Endpoint::new(
+    let mut silent = Endpoint::new(
         Settings {
             listens: false,
             ..settings(PORTS[1])
         },
         [1; 16],
     );
-    deaf.receive(address(0), &init, Duration::ZERO);
-    assert_eq!(deaf.next_packet(), None);
+    silent.receive(address(0), &init, Duration::ZERO);
+    assert_eq!(silent.next_packet(), None);
 }
 
 #[test]

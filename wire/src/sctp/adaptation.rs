@@ -34,7 +34,7 @@ pub enum Adaptation {
 impl Adaptation {
     /// Reads the optional parameters of an INIT or INIT ACK: all bytes of the chunk after the
     /// Initial TSN. Of several indications the first counts; a parameter that does not fit ends the
-    /// search, and what is behind it says nothing.
+    /// search, and what follows it says nothing.
     pub fn of_parameters(parameters: &[u8]) -> Self {
         let mut all = super::packet::parameters(parameters);
         let Some((_, value)) = all.find(|(kind, _)| *kind == TYPE) else {

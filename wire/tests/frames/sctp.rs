@@ -1,5 +1,6 @@
 //! What SCTP carries of DDP (RFC 5043, RFC 6581 §7), against bytes written by hand from the RFCs.
 
+use crate::vectors::P2P;
 use hex_literal::hex;
 use proptest::prelude::*;
 use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
@@ -8,14 +9,6 @@ use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, MIN_MULPDU, SSN_LEN, Ssn}
 use urnic_wire::sctp::packet::{self, Packet, PacketError};
 use urnic_wire::sctp::session::*;
 
-const WORD: EnhancedWord = EnhancedWord {
-    peer_to_peer: true,
-    rtr_send: false,
-    rtr_write: true,
-    rtr_read: true,
-    ird: 16,
-    ord: 8,
-};
 const ANY: EnhancedWord = EnhancedWord {
     peer_to_peer: false,
     rtr_send: false,
@@ -50,12 +43,12 @@ fn messages() -> [(SessionMessage<'static>, Vec<u8>, &'static str); 8] {
             "DDP session Terminate",
         ),
         (
-            new(Function::Initiate, Some(WORD), b"ULP!"),
+            new(Function::Initiate, Some(P2P), b"ULP!"),
             hex!("0005 8010c008 554c5021").to_vec(),
             "DDP session Enhanced Initiate p2p ird 16 ord 8 rtr write|read private data 4",
         ),
         (
-            new(Function::Accept, Some(WORD), b""),
+            new(Function::Accept, Some(P2P), b""),
             hex!("0006 8010c008").to_vec(),
             "DDP session Enhanced Accept p2p ird 16 ord 8 rtr write|read private data 0",
         ),
@@ -117,8 +110,8 @@ fn private_data_ends_at_512_with_the_word() {
     };
     assert_eq!(emit(None, 512), Ok(514));
     assert_eq!(emit(None, 513), Err(SessionError::PrivateData(513)));
-    assert_eq!(emit(Some(WORD), 508), Ok(514));
-    assert_eq!(emit(Some(WORD), 509), Err(SessionError::PrivateData(513)));
+    assert_eq!(emit(Some(P2P), 508), Ok(514));
+    assert_eq!(emit(Some(P2P), 509), Err(SessionError::PrivateData(513)));
     assert!(SSN_LEN + MAX_MESSAGE_LEN <= usize::from(MIN_MULPDU));
 }
 
@@ -164,7 +157,7 @@ fn the_indication_is_found_among_other_parameters() {
     assert_eq!(of(&[&extensions, &ddp]), Adaptation::Ddp);
     assert_eq!(of(&[&ddp, &extensions]), Adaptation::Ddp);
     assert_eq!(of(&[&other, &ddp]), Adaptation::Other(2));
-    // Too short, too long, and behind a parameter that does not fit.
+    // Too short, too long, and after a parameter that does not fit.
     assert_eq!(of(&[&hex!("c006 0006 0001 0000")]), Adaptation::None);
     assert_eq!(of(&[&hex!("c006 000c 00000001 00000000")]), Adaptation::None);
     assert_eq!(of(&[&hex!("8008 0003"), &ddp]), Adaptation::None);

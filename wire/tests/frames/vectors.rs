@@ -58,7 +58,7 @@ const fn enhanced(kind: FrameKind, flags: StartupFlags, word: EnhancedWord, ulp:
     }
 }
 
-const P2P: EnhancedWord = EnhancedWord {
+pub(crate) const P2P: EnhancedWord = EnhancedWord {
     peer_to_peer: true,
     rtr_send: false,
     rtr_write: true,

@@ -2,8 +2,7 @@
 
 use urnic_wire::sctp::session::{Function, SessionMessage};
 
-use super::fault::{Failure, Fault};
-use super::message::{bytes_of, terminate};
+use super::message::{Failure, Fault, bytes_of, terminate};
 use crate::mpa_startup::{
     Accepted, Answer, Depths, Negotiated, Offer, PrivateDataTooLong, Rejected, Settings, Time, conclude,
     request,

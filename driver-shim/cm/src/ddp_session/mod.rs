@@ -16,12 +16,11 @@
 //! ```
 
 mod active;
-mod fault;
 mod message;
 mod passive;
 #[cfg(test)]
 mod tests;
 
 pub use active::Active;
-pub use fault::{Failure, Fault};
+pub use message::{Failure, Fault};
 pub use passive::{Passive, Request};

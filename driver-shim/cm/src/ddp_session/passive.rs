@@ -3,8 +3,7 @@
 use urnic_wire::mpa::startup::EnhancedWord;
 use urnic_wire::sctp::session::{Function, SessionMessage};
 
-use super::fault::{Failure, Fault};
-use super::message::{bytes_of, terminate};
+use super::message::{Failure, Fault, bytes_of, terminate};
 use crate::mpa_startup::{Depths, Negotiated, PrivateDataTooLong, Settings, Time, answer};
 
 /// The state machine of the passive end.

@@ -4,41 +4,21 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use urnic_config::RtrTypes;
 use urnic_wire::mpa::startup::{EnhancedWord, NO_NEGOTIATION};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionError, SessionMessage};
 
 use super::message::bytes_of;
 use super::*;
-use crate::mpa_startup::{Answer, Depths, Negotiated, Offer, Rtr, Settings, Time, terminate as words};
+use crate::mpa_startup::tests::{self, START, depths, settings};
+use crate::mpa_startup::{Answer, Depths, Negotiated, Offer, Rtr, Settings, terminate as words};
 
-const START: Time = Duration::from_secs(1000);
 const TERMINATE: [u8; 2] = [0, 4];
-
-fn settings() -> Settings {
-    Settings {
-        rtr: RtrTypes {
-            send: false,
-            write: true,
-            read: true,
-        },
-        ..Settings::from(&urnic_config::Config::default().mpa)
-    }
-}
-
-fn depths(ird: u16, ord: u16) -> Depths {
-    Depths {
-        ird: Some(ird),
-        ord: Some(ord),
-    }
-}
 
 /// The client-server model, which needs no RTR: either end may send first.
 fn offer(ird: u16, ord: u16) -> Offer {
     Offer {
         peer_to_peer: false,
-        depths: depths(ird, ord),
-        max_ird: 128,
+        ..tests::offer(ird, ord)
     }
 }
 

@@ -21,7 +21,7 @@ mod initiator;
 mod negotiate;
 mod responder;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use frame::{Close, Excerpt, Failure, Fault, PrivateDataTooLong};
 pub use initiator::{Accepted, Answer, Initiator, Rejected};

@@ -282,17 +282,7 @@ impl Engine {
             argument: Some(argument),
             ..EventParams::default()
         };
-        self.queue(
-            world,
-            Event {
-                id: handle,
-                about: handle,
-                kind,
-                status: status.cast_signed(),
-                params,
-                membership: None,
-            },
-        );
+        self.queue(world, Event::of(handle, kind, status.cast_signed(), params));
         Ok(())
     }
 
@@ -410,17 +400,7 @@ impl Engine {
     ) {
         tracing::debug!("id {handle}: {kind:?}, status {status}");
         if self.ids.get(&handle).is_some_and(|id| id.uid != 0) {
-            self.queue(
-                world,
-                Event {
-                    id: handle,
-                    about: handle,
-                    kind,
-                    status,
-                    params,
-                    membership: None,
-                },
-            );
+            self.queue(world, Event::of(handle, kind, status, params));
         }
     }
 
@@ -443,12 +423,8 @@ impl Engine {
         params: EventParams,
     ) {
         let event = Event {
-            id: listener,
             about: child,
-            kind: CmEvent::ConnectRequest,
-            status: 0,
-            params,
-            membership: None,
+            ..Event::of(listener, CmEvent::ConnectRequest, 0, params)
         };
         self.queue(world, event);
     }

@@ -169,6 +169,20 @@ struct Event {
     membership: Option<u32>,
 }
 
+impl Event {
+    /// An event that an id has about itself.
+    fn of(id: u32, kind: CmEvent, status: i32, params: EventParams) -> Event {
+        Event {
+            id,
+            about: id,
+            kind,
+            status,
+            params,
+            membership: None,
+        }
+    }
+}
+
 /// An id.
 #[derive(Debug)]
 struct Id {

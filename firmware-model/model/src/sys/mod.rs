@@ -8,11 +8,8 @@ pub(crate) mod thread_start;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpriority_process};
+pub(crate) use urnic_sys::errno::last as last_errno;
 use urnic_sys::{Numbers, Plain};
-
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
-}
 
 /// The error of a system call that was made without libc: such a call returns its negative number.
 pub(crate) fn errno_of(result: i64) -> Errno {

@@ -61,8 +61,8 @@ pub(crate) struct Serve {
     /// this fails: warn and serve, or end with an error
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = Rpcbind::Off)]
     rpcbind: Rpcbind,
-    /// The specification that the RDMA service follows. It differs for RDMA_DONE and for headers of
-    /// less than 28 bytes: RFC 8166 discards them, and the draft answers them with an error
+    /// The specification that the RDMA service follows. It differs for RDMA_DONE and for messages
+    /// of 16 to 27 bytes: RFC 8166 discards them, and the draft answers them with an error
     #[arg(long, value_name = "SPECIFICATION", value_enum, default_value_t = Profile::Rfc8166)]
     rdma_profile: Profile,
 }

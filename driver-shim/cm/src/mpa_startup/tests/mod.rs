@@ -14,7 +14,7 @@ use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, St
 use super::frame::frame;
 use super::*;
 
-const START: Time = Duration::from_secs(1000);
+pub(crate) const START: Time = Duration::from_secs(1000);
 const NO_RTR: RtrTypes = RtrTypes {
     send: false,
     write: false,
@@ -34,21 +34,21 @@ const ALL_RTR: RtrTypes = RtrTypes {
 };
 
 /// The default settings, with Read and Write as RTR.
-fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings {
         rtr: READ_WRITE,
         ..Settings::from(&urnic_config::Config::default().mpa)
     }
 }
 
-fn depths(ird: u16, ord: u16) -> Depths {
+pub(crate) fn depths(ird: u16, ord: u16) -> Depths {
     Depths {
         ird: Some(ird),
         ord: Some(ord),
     }
 }
 
-fn offer(ird: u16, ord: u16) -> Offer {
+pub(crate) fn offer(ird: u16, ord: u16) -> Offer {
     Offer {
         peer_to_peer: true,
         depths: depths(ird, ord),

@@ -527,14 +527,20 @@ fn ddp_t_04_what_needs_a_confirmation_is_sent_and_fails() {
     assert!(peer.finished);
 }
 
-#[test]
-fn ddp_t_04_reads_of_the_peer_are_answered_after_its_fin() {
+/// A peer that reads more than the stream takes at once, and closes its half.
+fn reads_and_finishes() -> Scripted {
     let mut peer = Scripted::new();
     peer.wire.set_capacity(0, 64 << 10);
     let source = peer.node.filled(&pattern(300_000));
     let request = read_request(1, (0x55, 0), 300_000, (source.stag, source.base));
     peer.send_unread(&fpdu_of(&request));
     peer.fin_unread();
+    peer
+}
+
+#[test]
+fn ddp_t_04_reads_of_the_peer_are_answered_after_its_fin() {
+    let mut peer = reads_and_finishes();
     let (payload, _) = arrived(&peer.output_ulpdus());
     assert!(payload == pattern(300_000));
     assert_eq!((peer.node.faults(), peer.finished), (vec![], true));
@@ -543,12 +549,7 @@ fn ddp_t_04_reads_of_the_peer_are_answered_after_its_fin() {
 
 #[test]
 fn ddp_t_04_answers_that_the_stream_does_not_take_are_a_loss() {
-    let mut peer = Scripted::new();
-    peer.wire.set_capacity(0, 64 << 10);
-    let source = peer.node.filled(&pattern(300_000));
-    let request = read_request(1, (0x55, 0), 300_000, (source.stag, source.base));
-    peer.send_unread(&fpdu_of(&request));
-    peer.fin_unread();
+    let mut peer = reads_and_finishes();
     peer.wait_unread(Duration::from_secs(5));
     peer.wait_unread(Duration::from_secs(5));
     assert_eq!(peer.node.faults(), [(QpFault::StreamLost, 0x2001_0000)]);

@@ -486,18 +486,25 @@ fn vrb_r_01_a_read_without_ord_is_an_error() {
     assert_eq!(peer.node.faults(), [(QpFault::LocalWork, 0)]);
 }
 
-#[test]
-fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
-    let (mut receives, queue) = Receives::new(6);
+/// Two queue pairs, 8 and 9, with one shared receive queue.
+fn sharing() -> (Receives, [Scripted; 2]) {
+    let (receives, queue) = Receives::new(6);
     let (memory, pd) = table();
     let shared = Arc::new(SharedReceiveQueue::new(3, pd, 0, queue));
-    let shape = |qid| Shape {
-        qid,
-        shared: Some(shared.clone()),
-        ..Shape::default()
-    };
-    let mut one = Scripted::on(&shape(8), agreed(true), memory.clone(), pd);
-    let mut two = Scripted::on(&shape(9), agreed(true), memory, pd);
+    let ends = [8, 9].map(|qid| {
+        let shape = Shape {
+            qid,
+            shared: Some(shared.clone()),
+            ..Shape::default()
+        };
+        Scripted::on(&shape, agreed(true), memory.clone(), pd)
+    });
+    (receives, ends)
+}
+
+#[test]
+fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
+    let (mut receives, [mut one, mut two]) = sharing();
     let region = one.node.region(64, everything());
     for n in 0..3 {
         receives.post(n, &[region.sge(n as usize * 8, 8)]);
@@ -522,16 +529,7 @@ fn vrb_s_01_a_shared_queue_serves_in_arrival_order() {
 /// receive.
 #[test]
 fn sec_13_what_each_peer_takes_of_shared_receives_can_be_told() {
-    let (mut receives, queue) = Receives::new(6);
-    let (memory, pd) = table();
-    let shared = Arc::new(SharedReceiveQueue::new(3, pd, 0, queue));
-    let shape = |qid| Shape {
-        qid,
-        shared: Some(shared.clone()),
-        ..Shape::default()
-    };
-    let mut greedy = Scripted::on(&shape(8), agreed(true), memory.clone(), pd);
-    let mut modest = Scripted::on(&shape(9), agreed(true), memory, pd);
+    let (mut receives, [mut greedy, mut modest]) = sharing();
     let region = greedy.node.region(64, everything());
     (0..8).for_each(|n| receives.post(n, &[region.sge(0, 64)]));
     for msn in 1..=5 {
