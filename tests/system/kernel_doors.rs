@@ -22,8 +22,16 @@ fn rdma(line: &str) -> Program {
 #[test]
 fn rdma_shows_the_device_and_its_port() {
     or_skip!(installed("rdma"));
+    // A place of its own: other tests' processes have devices meanwhile.
+    let folder = urnic_testkit::Folder::inside(&urnic_tests::build::scratch(), "doors-device");
     for (identity, kind, _) in IDENTITIES {
-        let rdma = |line: &str| rdma(line).env("URNIC_IDENTITY", identity).run().success();
+        let rdma = |line: &str| {
+            rdma(line)
+                .env("URNIC_PRESENT_DIR", folder.path())
+                .env("URNIC_IDENTITY", identity)
+                .run()
+                .success()
+        };
         let devices = rdma("dev");
         assert!(
             devices.starts_with(&format!("1073741824: urnic0: node_type {kind} fw ")),
@@ -154,11 +162,13 @@ fn rdma_sees_a_served_device() {
 
 #[test]
 fn sysfs_has_the_files_of_an_adapter() {
+    let place = urnic_testkit::Folder::inside(&urnic_tests::build::scratch(), "doors-files");
     for (identity, _, node_type) in IDENTITIES {
         let read = |file: &str| {
             let path = format!("/sys/class/infiniband/urnic0/{file}");
             let text = Program::new("cat")
                 .arg(path)
+                .env("URNIC_PRESENT_DIR", place.path())
                 .env("URNIC_IDENTITY", identity)
                 .run()
                 .success();
