@@ -99,6 +99,7 @@ fn way(value: u32) -> Option<&'static str> {
     match value {
         attached::NONE => None,
         attached::MEMORY => Some("memory"),
+        attached::SCTP => Some("sctp"),
         _ => Some("tcp"),
     }
 }

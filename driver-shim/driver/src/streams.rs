@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use urnic_device::command::{Handle, Nothing, Opcode};
 use urnic_device::stream::{
     Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, Receive, attach, input,
-    listen, rtr,
+    listen, llp, rtr,
 };
 use urnic_device::vocabulary::QpKind;
 use zerocopy::FromZeros;
@@ -64,7 +64,7 @@ impl Streams<'_> {
             remote: Endpoint::from(remote),
             local: local.map_or_else(Endpoint::new_zeroed, Endpoint::from),
             traffic_class: u32::from(traffic_class).into(),
-            reserved: 0.into(),
+            llp: llp::TCP.into(),
         };
         let handle: Handle = self.driver.commands().call(Opcode::StreamConnect, &arguments)?;
         Ok(handle.id.get())

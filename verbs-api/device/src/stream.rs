@@ -1,6 +1,6 @@
-//! Streams: the TCP offload.
+//! Streams: the offload of TCP, and of SCTP.
 //!
-//! The device owns TCP. A stream begins in *streaming mode*, in which the host runs MPA start-up
+//! The device owns TCP and SCTP. A stream begins in *streaming mode*, in which the host runs MPA start-up
 //! over it (RFC 5044 §7, RFC 6581) with small sends and receives of at most n bytes, so that no
 //! FPDU byte ever reaches the host. The host then *attaches* the stream to a queue pair with the
 //! negotiated parameters, and the device frames, checks, places and completes on its own: the split
@@ -44,8 +44,8 @@ layouts! {
         local: Endpoint,
         /// The IP header's traffic class (IPv4: TOS byte) of all it sends, 0 to 255.
         traffic_class: U32,
-        /// Reserved, 0.
-        reserved: U32,
+        /// The lower layer: [`llp`].
+        llp: U32,
     }
     /// Arguments of `StreamListen`.
     Listen {
@@ -148,6 +148,19 @@ layouts! {
 pub mod listen {
     /// An all-zero address listens on all IPv6 addresses and leaves the port to others on IPv4.
     pub const IPV6_ONLY: u32 = 256;
+    /// Sessions over [SCTP](super::llp::SCTP) instead of TCP connections.
+    pub const SCTP: u32 = 512;
+}
+
+/// Values of `Connect::llp`: the protocol that carries DDP.
+pub mod llp {
+    /// MPA over TCP (RFC 5044).
+    pub const TCP: u32 = 0;
+    /// SCTP in UDP (RFC 5043, RFC 6951), with feature
+    /// [`SCTP`](crate::command::features::SCTP). The stream is a pair of SCTP streams, and what the host
+    /// sends and receives in streaming mode are messages of session control, each whole: the device
+    /// adds and removes their DDP-SSN. The ports of the address are those of UDP and of SCTP.
+    pub const SCTP: u32 = 1;
 }
 
 /// Flags of [`BindDatagrams`].
@@ -208,6 +221,8 @@ pub mod attached {
     pub const STREAM: u32 = 1;
     /// A stream is attached whose bytes pass through memory that the device shares with the peer's.
     pub const MEMORY: u32 = 2;
+    /// A stream of SCTP is attached.
+    pub const SCTP: u32 = 3;
 }
 
 /// The ready-to-receive indications of RFC 6581 §9.2.

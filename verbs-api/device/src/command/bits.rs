@@ -73,4 +73,6 @@ pub mod features {
     pub const UNRELIABLE: u32 = 128;
     /// Queue pairs of kind UD.
     pub const DATAGRAMS: u32 = 256;
+    /// Streams over SCTP ([`llp::SCTP`](crate::stream::llp::SCTP)).
+    pub const SCTP: u32 = 512;
 }
