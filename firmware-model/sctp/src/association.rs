@@ -243,11 +243,13 @@ impl Association {
     /// * The packet begins with a SACK. One with gaps or duplicates is due at once, and was sent by
     ///   [`Association::flush`]. One without them may be delayed until then: there is always room
     ///   for it.
-    /// * The packet begins with retransmissions. None waits if the library counts as many messages
-    ///   in flight as are not acknowledged; nor if there is room for the longest, because then the
-    ///   flush would have sent one.
+    /// * The packet begins with retransmissions. Those for which there is room were sent by the
+    ///   flush, so none goes with the message.
     /// * cwnd or the peer's window has less room. With nothing in flight the library sends a packet
     ///   whatever the window is, and cwnd is never less than a packet.
+    ///
+    /// `None`: retransmissions may wait for which there is no room. They go first (RFC 9260 §6.1, rule
+    /// C), or short new messages could take their room for ever.
     fn room(&mut self, settings: &Settings) -> Option<Room> {
         self.flush()?;
         let bundle = settings.longest_bundle();
@@ -263,7 +265,8 @@ impl Association {
         let counted = metrics.unack_data_count;
         let most = self.in_flight.bytes().min(counted * bundle);
         let left = metrics.cwnd_bytes.saturating_sub(most).min(window);
-        let none_waits = counted == self.in_flight.messages() || left >= bundle / 2;
+        // With room for the longest, the flush has left none.
+        let none_waits = counted == self.in_flight.messages() || left >= bundle;
         none_waits.then_some(Room {
             bytes: left.min(bundle) / 4 * 4,
             one: false,
