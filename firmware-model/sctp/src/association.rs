@@ -13,6 +13,7 @@ use urnic_wire::sctp::chunk::Contents;
 
 use crate::endpoint::{Peer, Reason, Received, SendError};
 use crate::in_flight::InFlight;
+use crate::reopening::Reopening;
 use crate::settings::Settings;
 use crate::unsent::{Message, Unsent};
 
@@ -39,6 +40,7 @@ pub(crate) struct Association {
     shutdown: Option<Vec<u8>>,
     /// The peer ends it in order.
     peer_closes: bool,
+    pub(crate) reopening: Reopening,
     /// Messages that were taken from the library before the end.
     ready: VecDeque<Received>,
     /// When it will be looked at whether the peer has sent something.
@@ -69,6 +71,7 @@ impl Association {
             closing: false,
             shutdown: None,
             peer_closes: false,
+            reopening: Reopening::new(settings.window),
             ready: VecDeque::new(),
             next_check: now + settings.times.heartbeat,
             unanswered: 0,
@@ -168,7 +171,10 @@ impl Association {
         loop {
             while let Some(event) = self.socket.poll_event() {
                 match event {
-                    SocketEvent::SendPacket(packet) => packets.push(packet),
+                    SocketEvent::SendPacket(packet) => {
+                        self.reopening.sends(&packet);
+                        packets.push(packet);
+                    }
                     SocketEvent::OnClosed() if !self.is_lost => _ = ended.get_or_insert(Reason::Closed),
                     SocketEvent::OnClosed() | SocketEvent::OnAborted(..) => {
                         _ = ended.get_or_insert(Reason::Aborted);
@@ -337,6 +343,9 @@ impl Association {
             return Some(Ok(ready));
         }
         let message = self.socket.get_next_message()?;
+        if let Some(last) = self.reopening.read(message.payload.len(), settings.window) {
+            self.socket.handle_input(&last);
+        }
         let contents = Contents::of(message.ppid.0).filter(|_| message.payload.len() <= settings.window);
         Some(contents.ok_or(Reason::Violation).map(|contents| Received {
             stream: message.stream_id.0,

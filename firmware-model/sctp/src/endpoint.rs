@@ -240,6 +240,10 @@ impl Endpoint {
         ]) {
             association.keep_ready(&self.settings);
         }
+        if association.reopening.is_small(self.settings.window) {
+            let data = completion::some_chunks(bytes, packet, |kind| kind == chunk_type::DATA);
+            data.into_iter().for_each(|data| association.reopening.keep(data));
+        }
         if !has(&[chunk_type::SHUTDOWN]) || association.socket.state() != SocketState::Connected {
             return self.feed(id, bytes, now);
         }
