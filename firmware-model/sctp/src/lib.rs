@@ -21,6 +21,7 @@ mod association;
 pub mod completion;
 pub mod endpoint;
 mod in_flight;
+mod interface;
 pub mod order;
 mod reopening;
 mod settings;
