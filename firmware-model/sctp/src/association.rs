@@ -355,8 +355,8 @@ impl Association {
     }
 
     /// Takes the messages from the library, which forgets them when the association ends. This
-    /// opens the peer's window once: if the association goes on, no more are taken before the program
-    /// has taken these.
+    /// opens the peer's window once: if the association goes on, no more are taken before the
+    /// program has taken these.
     pub(crate) fn keep_ready(&mut self, settings: &Settings) {
         if !self.ready.is_empty() {
             return;

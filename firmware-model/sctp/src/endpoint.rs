@@ -450,8 +450,8 @@ impl Endpoint {
     }
 
     /// The next message of an association, in the order in which SCTP has it. Those that came
-    /// before it ended can still be taken after [`Reason::Closed`] and [`Reason::Aborted`], until they
-    /// are [forgotten](Endpoint::forget).
+    /// before it ended can still be taken after [`Reason::Closed`] and [`Reason::Aborted`], until
+    /// they are [forgotten](Endpoint::forget).
     pub fn take(&mut self, id: AssociationId, now: Duration) -> Option<Received> {
         if let Some(ready) = self.ended.get_mut(&id) {
             let message = ready.pop_front();
