@@ -7,7 +7,7 @@ use urnic_wire::sctp::packet::HEADER_LEN;
 
 /// Bytes of a DATA chunk before its user data.
 const DATA_LEN: usize = 16;
-/// Bytes of a SACK chunk without gaps and duplicates: what the library may put in front of messages.
+/// Bytes of a SACK chunk without gaps and duplicates, which the library may put before messages.
 pub(crate) const SACK_LEN: usize = 16;
 /// The shortest maximum of packets: one with the shortest maximum of messages.
 const LEAST_PACKET: usize = HEADER_LEN + SACK_LEN + DATA_LEN + MIN_MULPDU as usize;
