@@ -245,8 +245,8 @@ fn keys() -> String {
     }
     text.push_str(
         "\nA file may have [[peer]] sections with an address (\"192.0.2.7\" or \"192.0.2.0/24\") and mpa and cm keys: they are for \
-         rdma_cm\nconnections with such peers, from either side. The first section that matches overrides all other sources. profile = \"siw\", \"cxgb4\",\n\
-         \"irdma\" or \"strict\" in it sets what soft-iWARP, Chelsio's or Intel's adapters support, or exactly the rules of the RFCs.\n",
+         rdma_cm\nconnections with such peers, from either side; llp is for all connections with them. The first section that matches overrides all other\n\
+         sources. profile = \"siw\", \"cxgb4\", \"irdma\" or \"strict\" in it sets what soft-iWARP, Chelsio's or Intel's adapters support, or exactly the rules of the RFCs.\n",
     );
     text
 }

@@ -1,11 +1,17 @@
-//! The streams of a device before they belong to queue pairs: the interface between MPA start-up,
+//! The streams of a device before they belong to queue pairs: the interface between start-up,
 //! which does no I/O, and the engines that make connections.
 
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::mpa_startup::{Close, Failure, Fault, Negotiated, Responder, ResponderEvent};
+use crate::mpa_startup::{Close, Negotiated, ResponderEvent};
+use crate::startup::{Failure, Fault, Responder};
+use urnic_config::Llp;
 
 /// The state of a stream's receive buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,23 +24,12 @@ pub enum Inbox {
     End,
 }
 
-#[cfg(test)]
-impl Inbox {
-    /// The inbox of a stream that received `bytes`, and perhaps its end.
-    pub fn of(bytes: &[u8], ended: bool) -> Inbox {
-        match (bytes.is_empty(), ended) {
-            (false, _) => Inbox::Bytes,
-            (true, true) => Inbox::End,
-            (true, false) => Inbox::Empty,
-        }
-    }
-}
-
 /// A device's streams, before they belong to queue pairs.
 pub trait Carrier {
-    /// Sends bytes of an MPA frame.
+    /// Sends bytes of an MPA frame, or a message of session control.
     fn send(&mut self, sid: u32, bytes: &[u8]) -> Result<(), Errno>;
-    /// Requests at most `len` bytes. The device posts an event when some of them have arrived.
+    /// Requests at most `len` bytes. The device posts an event when some of them have arrived: over
+    /// SCTP, one message.
     fn receive(&mut self, sid: u32, len: usize) -> Result<(), Errno>;
     /// The state of a stream's receive buffer, whether a receive is outstanding or not.
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno>;
@@ -47,7 +42,7 @@ pub trait Carrier {
 pub struct Attachment {
     /// The device's number of the queue pair.
     pub qid: u32,
-    /// The result of MPA start-up; `None`: the queue pair is its own peer.
+    /// The result of start-up; `None`: the queue pair is its own peer.
     pub negotiated: Option<Negotiated>,
     /// Maximum number of inbound Reads.
     pub ird: u16,
@@ -106,6 +101,48 @@ pub trait StreamOwner<W> {
     fn received(&mut self, world: &mut W, sid: u32, bytes: Result<&[u8], Errno>);
     /// A stream ended.
     fn closed(&mut self, world: &mut W, sid: u32);
+}
+
+/// Ports that are tried if the device may choose one, and it must be free over two lower layers.
+const PORTS_TO_TRY: u32 = 16;
+
+/// Listens over these lower layers of `device`, at one number of port. Returns the listeners, in
+/// the order of `llps`, and the port. `listen` opens one, and `unlisten` closes it.
+///
+/// # Errors
+/// Those of `listen`; no listener is left then.
+pub(crate) fn listen_over<D: ?Sized>(
+    device: &mut D,
+    llps: &[Llp],
+    local: SocketAddr,
+    listen: impl Fn(&mut D, Llp, SocketAddr) -> Result<(u32, u16), Errno>,
+    unlisten: impl Fn(&mut D, u32),
+) -> Result<(Vec<(u32, Llp)>, u16), Errno> {
+    let mut try_once = || {
+        let (mut opened, mut at) = (Vec::new(), local);
+        for llp in llps {
+            match listen(device, *llp, at) {
+                Ok((lid, port)) => {
+                    opened.push((lid, *llp));
+                    at.set_port(port);
+                }
+                Err(errno) => {
+                    let is_first = opened.is_empty();
+                    opened.into_iter().for_each(|(lid, _)| unlisten(device, lid));
+                    return Err((errno, is_first));
+                }
+            }
+        }
+        Ok((opened, at.port()))
+    };
+    for _ in 1..PORTS_TO_TRY {
+        match try_once() {
+            // Another program has the chosen port over this lower layer.
+            Err((Errno::ADDRINUSE, false)) if local.port() == 0 => {}
+            tried => return tried.map_err(|(errno, _)| errno),
+        }
+    }
+    try_once().map_err(|(errno, _)| errno)
 }
 
 /// The next step after received bytes of a Request.

@@ -3,7 +3,8 @@
 //!
 //! * [`mpa_startup`]: the Request and Reply frames, the MPA fence and RTR (RFC 5044 §7.1, RFC
 //!   6581);
-//! * [`ddp_session`]: the same over SCTP (RFC 5043 §6, RFC 6581 §7), which no device carries yet;
+//! * [`ddp_session`]: the same over SCTP (RFC 5043 §6, RFC 6581 §7);
+//! * [`startup`]: either of them, as the engines of the next two use it;
 //! * [`native`]: queue pairs that a program connects by `ibv_modify_qp` alone;
 //! * [`rdma_cm`]: the connection manager's commands and events.
 
@@ -15,5 +16,6 @@ pub mod mpa_startup;
 pub mod native;
 pub mod qp_attr;
 pub mod rdma_cm;
+pub mod startup;
 pub mod timeouts;
 mod timers;

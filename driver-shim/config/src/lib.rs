@@ -27,7 +27,7 @@ pub use names::MAX_DEVICES;
 pub use options::{OPTIONS, Opt};
 pub use read::read_file;
 pub use settings::{
-    Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Mpa, Native, Peer, Placement, Present,
-    RealDevices, RtrTypes, SameHost, Section, Strict, Vfio, VfioApi,
+    Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Llp, Mpa, Native, Peer, Placement,
+    Present, RealDevices, RtrTypes, SameHost, Section, Strict, Vfio, VfioApi,
 };
 pub use urnic_faults::Network;

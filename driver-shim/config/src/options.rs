@@ -12,7 +12,7 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::{Error, Source};
 use crate::names::{MAX_DEVICES, is_name};
 use crate::settings::{
-    CmPorts, Completion, Config, Identity, Placement, RealDevices, SameHost, Strict, VfioApi,
+    CmPorts, Completion, Config, Identity, Llp, Placement, RealDevices, SameHost, Strict, VfioApi,
 };
 use crate::values::{
     device, either, milliseconds, number, path, ports, rtr_frame, rtr_types, seconds, show_path,
@@ -61,7 +61,7 @@ impl Opt {
 
     /// Whether a `[[peer]]` may set the option.
     pub fn is_per_peer(&self) -> bool {
-        self.key.starts_with("mpa.") || self.key.starts_with("cm.")
+        self.key == "llp" || self.key.starts_with("mpa.") || self.key.starts_with("cm.")
     }
 }
 
@@ -217,6 +217,15 @@ pub const OPTIONS: &[Opt] = &[
                them to TCP and UDP. With pcap it is off, so that the capture has all bytes.",
         set: |c, text| SameHost::named(text).map(|v| c.same_host = v),
         show: |c| c.same_host.name().to_owned(),
+    },
+    Opt {
+        key: "llp",
+        takes: "tcp or sctp",
+        help: "The lower layer of connections, which the peer must have, too: MPA over TCP, or SCTP (RFC 5043) in UDP. A listener has each that \
+               the option, or the same of a [[peer]] section, names, at one number of port. With sctp bytes go over UDP on one host, too, \
+               instead of through shared memory, and queue pairs of kind UC stay with TCP.",
+        set: |c, text| Llp::named(text).map(|v| c.llp = v),
+        show: |c| c.llp.name().to_owned(),
     },
     Opt {
         key: "placement",

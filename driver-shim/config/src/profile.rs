@@ -6,8 +6,8 @@
 /// Options and their values.
 type Preset = &'static [(&'static str, &'static str)];
 
-// None of these implementations sends markers, opens a connection by a Send, or supports the RTR
-// frame of 2007 (soft-iWARP seems to support it, but does not).
+// None of these implementations has SCTP, sends markers, opens a connection by a Send, or supports
+// the RTR frame of 2007 (soft-iWARP seems to support it, but does not).
 const REVISION: (&str, &str) = ("mpa.revision", "2");
 const MARKERS: (&str, &str) = ("mpa.markers", "false");
 const RTR_FRAME: (&str, &str) = ("mpa.rtr_frame", "off");
@@ -16,6 +16,7 @@ const ANY_RTR: (&str, &str) = ("mpa.strict_rtr", "false");
 const ANY_DEPTHS: (&str, &str) = ("mpa.strict_depths", "false");
 const CRC: (&str, &str) = ("mpa.crc", "true");
 const PORTS: (&str, &str) = ("cm.ports", "tcp");
+const LLP: (&str, &str) = ("llp", "tcp");
 const PEER_TO_PEER: (&str, &str) = ("mpa.peer_to_peer", "true");
 
 /// The profiles by name.
@@ -24,7 +25,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
     (
         "siw",
         &[
-            REVISION, MARKERS, RTR_FRAME, RTR_TYPES, ANY_RTR, ANY_DEPTHS, PORTS,
+            REVISION, MARKERS, RTR_FRAME, RTR_TYPES, ANY_RTR, ANY_DEPTHS, PORTS, LLP,
         ],
     ),
     // Chelsio: it ends a connection whose RTR is not its own type, so the RTR must be negotiated.
@@ -39,6 +40,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
             ANY_DEPTHS,
             PEER_TO_PEER,
             PORTS,
+            LLP,
         ],
     ),
     // Intel: it accepts no revision 2 without the peer-to-peer mode, and always requests CRCs.
@@ -54,6 +56,7 @@ pub(super) const PROFILES: [(&str, Preset); 4] = [
             PEER_TO_PEER,
             CRC,
             PORTS,
+            LLP,
         ],
     ),
     // Strict adherence to the RFCs.

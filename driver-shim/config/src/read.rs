@@ -1,5 +1,6 @@
 //! Reads a configuration from environment, file, list and flags.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +13,7 @@ use toml::{Table, Value};
 use crate::error::{Error, Source};
 use crate::names::MAX_DEVICES;
 use crate::options::{self, OPTIONS, Opt};
-use crate::settings::{Config, Device, Peer, Section};
+use crate::settings::{Config, Device, Llp, Peer, Section};
 use crate::{lines, profile};
 use urnic_faults::Network;
 use urnic_process::usage;
@@ -180,6 +181,26 @@ impl Config {
             }
         }
         config
+    }
+
+    /// The lower layer of connections with `address`.
+    pub fn llp_facing(&self, address: IpAddr) -> Llp {
+        match self.peers.is_empty() {
+            true => self.llp,
+            false => self.facing(address).llp,
+        }
+    }
+
+    /// The lower layers over which listeners accept connections: those of all peers. Only a RoCE
+    /// NIC has queue pairs of kind UC, whose streams are those of TCP.
+    pub fn llps(&self) -> Vec<Llp> {
+        let of_peers = self.peers.iter().flat_map(|peer| &peer.options);
+        let named = of_peers
+            .filter(|(key, _)| *key == "llp")
+            .filter_map(|(_, name)| Llp::named(name));
+        let always = self.identity.is_roce().then_some(Llp::Tcp);
+        let llps: BTreeSet<Llp> = named.chain(always).chain([self.llp]).collect();
+        llps.into_iter().collect()
     }
 
     /// Checks for options that exclude each other.

@@ -171,7 +171,20 @@ impl CmPorts {
     }
 }
 
-/// Addresses with separate options, on rdma_cm connections: a `[[peer]]` of the file.
+choice! {
+    /// The lower layer of DDP: the protocol that carries a connection.
+    #[derive(Hash, PartialOrd, Ord)]
+    Llp {
+        /// MPA over TCP (RFC 5044).
+        #[default]
+        Tcp = "tcp",
+        /// SCTP (RFC 5043), in UDP.
+        Sctp = "sctp",
+    }
+}
+
+/// Addresses with separate options: a `[[peer]]` of the file. Native connections have of these
+/// options [`Config::llp`] alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     pub(crate) network: Network,
@@ -362,6 +375,8 @@ pub struct Config {
     pub completion: Completion,
     /// The way to peers on the same host.
     pub same_host: SameHost,
+    /// The lower layer of connections.
+    pub llp: Llp,
     /// The order in which Writes of peers are placed.
     pub placement: Placement,
     /// Busy-polling by the device's thread.
@@ -399,6 +414,7 @@ impl Default for Config {
             real_devices: RealDevices::Last,
             completion: Completion::Auto,
             same_host: SameHost::Auto,
+            llp: Llp::Tcp,
             placement: Placement::InOrder,
             busy_poll: BusyPoll {
                 limit: Duration::from_micros(50),

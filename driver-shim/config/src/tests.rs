@@ -92,6 +92,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
         "real_devices" => "hidden",
         "completion" => "delivered",
         "same_host" => "off",
+        "llp" => "sctp",
         "refusals" => "false",
         "placement" => "last-first",
         "native.port_range" => "4000-4100",
@@ -381,6 +382,43 @@ fn peers_have_their_own_options_and_the_first_fit_wins() {
     assert!(network.mpa.crc && network.mpa.rtr_types.send && !network.mpa.rtr_types.read);
     assert_eq!(network.cm.rnr_grace, Duration::from_millis(5));
     assert_eq!(facing("192.0.3.1"), config);
+}
+
+#[test]
+fn listeners_have_the_lower_layers_of_all_peers() {
+    let far = "[[peer]]\naddress = \"192.0.2.0/24\"\n";
+    let facing = "192.0.2.7".parse().expect("an address");
+    for (file, roce, there, listening) in [
+        ("", false, Llp::Tcp, &[Llp::Tcp][..]),
+        ("llp = \"sctp\"\n", false, Llp::Sctp, &[Llp::Sctp]),
+        ("llp = \"sctp\"\n", true, Llp::Sctp, &[Llp::Tcp, Llp::Sctp]),
+        (
+            &format!("{far}llp = \"sctp\"\n"),
+            false,
+            Llp::Sctp,
+            &[Llp::Tcp, Llp::Sctp],
+        ),
+        (
+            &format!("llp = \"sctp\"\n{far}mpa.crc = true\n"),
+            false,
+            Llp::Sctp,
+            &[Llp::Sctp],
+        ),
+        (
+            &format!("llp = \"sctp\"\n{far}profile = \"siw\"\n"),
+            false,
+            Llp::Tcp,
+            &[Llp::Tcp, Llp::Sctp],
+        ),
+    ] {
+        let mut config = Config::default();
+        config.set_file(file, Path::new("x")).expect("good");
+        config.identity = if roce { Identity::Roce } else { Identity::Iwarp };
+        assert_eq!(config.llp_facing(facing), there, "{file}");
+        assert_eq!(config.llps(), listening, "{file}");
+        let elsewhere = config.llp_facing("198.51.100.1".parse().expect("an address"));
+        assert_eq!(elsewhere, config.llp, "{file}");
+    }
 }
 
 #[test]

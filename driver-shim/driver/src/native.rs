@@ -19,6 +19,7 @@ use urnic_cm::native::{
 };
 use urnic_cm::qp_attr::{QpAttr, QpMask};
 use urnic_cm::timeouts::retry_time;
+use urnic_config::Llp;
 
 impl Driver {
     /// Calls the engine of native connections, then applies its notices.
@@ -145,12 +146,16 @@ impl Driver {
 }
 
 impl native::Streams for Streams<'_> {
-    fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
-        Streams::listen(self, local, 0, false)
+    fn listen(&mut self, llp: Llp, local: SocketAddr) -> Result<(u32, u16), Errno> {
+        Streams::listen(self, llp, local, 0, false)
     }
 
-    fn connect(&mut self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno> {
-        Streams::connect(self, remote, local, 0)
+    fn unlisten(&mut self, lid: u32) {
+        Streams::unlisten(self, lid);
+    }
+
+    fn connect(&mut self, llp: Llp, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno> {
+        Streams::connect(self, llp, remote, local, 0)
     }
 
     fn ends(&mut self, sid: u32) -> Result<Endpoints, Errno> {

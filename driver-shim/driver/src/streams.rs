@@ -1,10 +1,11 @@
 //! The device's stream commands, for both connection engines.
 
 use std::net::SocketAddr;
+use std::sync::Once;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use urnic_device::command::{Handle, Nothing, Opcode};
+use urnic_device::command::{Handle, Nothing, Opcode, features};
 use urnic_device::stream::{
     Attach, Close as CloseStream, Connect, Endpoint, Endpoints, Listen, Listening, Receive, attach, input,
     listen, llp, rtr,
@@ -18,7 +19,7 @@ use crate::manager::Buffers;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::{Close, Rtr};
 use urnic_cm::timeouts::{MIN_RETRY_TIME, RETRIES, retry_time};
-use urnic_config::Identity;
+use urnic_config::{Identity, Llp};
 
 /// Accepted streams that the device keeps until the driver takes them.
 const BACKLOG: u32 = 1024;
@@ -34,11 +35,14 @@ pub(super) struct Streams<'a> {
 impl Streams<'_> {
     pub(super) fn listen(
         &self,
+        over: Llp,
         local: SocketAddr,
         traffic_class: u8,
         ipv6_only: bool,
     ) -> Result<(u32, u16), Errno> {
-        let flags = if ipv6_only { listen::IPV6_ONLY } else { 0 };
+        self.require(over)?;
+        let sctp = if over == Llp::Sctp { listen::SCTP } else { 0 };
+        let flags = sctp | if ipv6_only { listen::IPV6_ONLY } else { 0 };
         let arguments = Listen {
             local: Endpoint::from(local),
             backlog: BACKLOG.into(),
@@ -56,18 +60,43 @@ impl Streams<'_> {
 
     pub(super) fn connect(
         &self,
+        over: Llp,
         remote: SocketAddr,
         local: Option<SocketAddr>,
         traffic_class: u8,
     ) -> Result<u32, Errno> {
+        self.require(over)?;
         let arguments = Connect {
             remote: Endpoint::from(remote),
             local: local.map_or_else(Endpoint::new_zeroed, Endpoint::from),
             traffic_class: u32::from(traffic_class).into(),
-            llp: llp::TCP.into(),
+            llp: match over {
+                Llp::Tcp => llp::TCP,
+                Llp::Sctp => llp::SCTP,
+            }
+            .into(),
         };
         let handle: Handle = self.driver.commands().call(Opcode::StreamConnect, &arguments)?;
         Ok(handle.id.get())
+    }
+
+    /// Checks that the device has streams over this lower layer. One line says if it does not.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`.
+    fn require(&self, over: Llp) -> Result<(), Errno> {
+        static WITHOUT_SCTP: Once = Once::new();
+        if over == Llp::Tcp || self.driver.attributes().features & features::SCTP != 0 {
+            return Ok(());
+        }
+        WITHOUT_SCTP.call_once(|| {
+            tracing::warn!(
+                "llp=sctp: the device {} has no streams over SCTP, so connections and listeners that need them \
+                 fail with EOPNOTSUPP; set llp=tcp",
+                self.driver.config().device
+            );
+        });
+        Err(Errno::OPNOTSUPP)
     }
 
     /// The addresses of both ends of a stream, the local one first.

@@ -64,12 +64,7 @@ impl Active {
                 return Err(Fault::Sequence { found: function, due }.into());
             }
             // A peer that does not know the enhanced form ends the session (RFC 5043 §6.1).
-            Function::Terminate => {
-                return Err(Failure {
-                    fall_back: self.offer.is_some(),
-                    ..Fault::Refused.into()
-                });
-            }
+            Function::Terminate => return Err(self.terminated()),
             _ if private_data.len() > self.settings.max_private_data => {
                 return Err(Fault::PrivateData(private_data.len()).into());
             }
@@ -102,6 +97,14 @@ impl Active {
     /// A DDP segment came before the answer.
     pub fn segment_received(&self) -> Failure {
         Fault::Segment.into()
+    }
+
+    /// A Terminate ended the session before the answer.
+    pub fn terminated(&self) -> Failure {
+        Failure {
+            fall_back: self.offer.is_some(),
+            ..Fault::Refused.into()
+        }
     }
 
     /// The association ended before the answer.

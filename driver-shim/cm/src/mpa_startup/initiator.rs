@@ -4,6 +4,7 @@ use urnic_wire::mpa::startup::{EnhancedWord, FrameKind, RtrKey, StartupFlags, St
 
 use super::frame::{Close, Excerpt, Failure, Fault, Incoming, PrivateDataTooLong, frame};
 use super::negotiate::{self, Depths, Negotiated, Offer, Settings, Time, terminate};
+use urnic_config::Llp;
 
 /// The state machine of an initiator: its Request is sent, and the Reply is due.
 #[derive(Debug)]
@@ -141,6 +142,7 @@ impl Initiator {
             .rtr_frame
             .filter(|_| self.offer.is_none() && reply.flags.enhanced);
         let negotiated = Negotiated {
+            llp: Llp::Tcp,
             initiator: true,
             revision: reply.revision,
             crc,

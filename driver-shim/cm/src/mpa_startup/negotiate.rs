@@ -13,7 +13,7 @@ use urnic_wire::mpa::startup::{
 use super::frame::Fault;
 use urnic_wire::rdmap::Terminate;
 
-use urnic_config::{Mpa, RtrTypes};
+use urnic_config::{Llp, Mpa, RtrTypes};
 
 /// The time since an arbitrary epoch; the owner of a stream provides it.
 pub type Time = Duration;
@@ -131,6 +131,8 @@ impl Rtr {
 /// The parameters that both ends agreed on: the arguments of attaching the stream to a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
+    /// The lower layer.
+    pub llp: Llp,
     /// This end sent the Request.
     pub initiator: bool,
     /// The negotiated revision.
@@ -157,6 +159,7 @@ impl Negotiated {
     /// enhanced one corresponds to revision 2 of MPA.
     pub(crate) fn of_session(initiator: bool, enhanced: bool) -> Negotiated {
         Negotiated {
+            llp: Llp::Sctp,
             initiator,
             revision: if enhanced { 2 } else { 1 },
             crc: false,
@@ -170,8 +173,12 @@ impl Negotiated {
     }
 
     /// The FPDU of a Terminate with this control word, for an initiator whose queue pair cannot be
-    /// attached. No other FPDU is sent.
-    pub fn terminate_frame(&self, control: u32) -> Vec<u8> {
+    /// attached. No other FPDU is sent. `None` over SCTP, where only an attached stream sends
+    /// segments.
+    pub fn terminate_frame(&self, control: u32) -> Option<Vec<u8>> {
+        if self.llp == Llp::Sctp {
+            return None;
+        }
         let mut ulpdu = [0; UNTAGGED_LEN + 4];
         Terminate::header().emit(&mut ulpdu);
         if let Some(payload) = ulpdu.last_chunk_mut() {
@@ -192,7 +199,7 @@ impl Negotiated {
         } else {
             fpdu::emit(&ulpdu, crc, &mut bytes);
         }
-        bytes
+        Some(bytes)
     }
 }
 

@@ -6,6 +6,7 @@ use urnic_wire::mpa::startup::{
 
 use super::frame::{Close, Excerpt, Failure, Fault, Incoming, PrivateDataTooLong, frame};
 use super::negotiate::{self, Depths, Negotiated, Settings, Time};
+use urnic_config::Llp;
 
 /// The state machine of a responder.
 #[derive(Debug)]
@@ -202,6 +203,7 @@ impl Responder {
             private_data,
         })?;
         let negotiated = Negotiated {
+            llp: Llp::Tcp,
             initiator: false,
             revision: request.revision.min(self.settings.revision),
             crc,

@@ -10,7 +10,9 @@ use super::{
     BACK_OFF, CONNECT_TIMEOUT, ConnectState, Engine, Key, MIN_BUDGET, Notice, Phase, RTS_GRACE, Startup,
     connecting,
 };
-use crate::mpa_startup::{Accepted, Answer, Close, Depths, Initiator, Offer, Rtr, Time};
+use crate::mpa_startup::{Accepted, Answer, Close, Depths, Offer, Rtr, Time};
+use crate::startup::Initiator;
+use urnic_config::Llp;
 
 impl ConnectState {
     /// The program's depths and `spare` Reads, for confirmations of delivery. Kind UC has no Reads.
@@ -112,18 +114,21 @@ impl Engine {
             return;
         };
         let peer = connecting.params.peer;
-        match world
-            .streams
-            .connect(peer.address, peer.source.filter(|_| connecting.from_source))
-        {
+        let llp = match connecting.params.unreliable {
+            true => Llp::Tcp,
+            false => self.config.llp_facing(peer.address.ip()),
+        };
+        let source = peer.source.filter(|_| connecting.from_source);
+        match world.streams.connect(llp, peer.address, source) {
             Ok(sid) => {
                 tracing::debug!(
-                    "qpn {qpn:#08x}: connects to {:#08x} at {}, stream {sid}",
+                    "qpn {qpn:#08x}: connects to {:#08x} at {}, {} stream {sid}",
                     peer.qpn,
-                    peer.address
+                    peer.address,
+                    llp.name()
                 );
                 connecting.stream = Some(sid);
-                self.streams.insert(sid, Startup::Connecting { qpn });
+                self.streams.insert(sid, Startup::Connecting { qpn, llp });
                 self.timers
                     .set(Key::Stream(sid), Some(world.now + CONNECT_TIMEOUT));
             }
@@ -131,23 +136,23 @@ impl Engine {
         }
     }
 
-    /// TCP connected, or failed to connect.
-    pub(super) fn tcp_connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
-        let Some(Startup::Connecting { qpn }) = self.streams.get(&sid) else {
+    /// A stream connected, or failed to connect.
+    pub(super) fn stream_connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
+        let Some(Startup::Connecting { qpn, llp }) = self.streams.get(&sid) else {
             return;
         };
-        let qpn = *qpn;
+        let (qpn, llp) = (*qpn, *llp);
         if let Err(errno) = result {
             self.close_stream(world, sid, Close::Abort);
             self.connect_failed(world, qpn, errno);
-        } else if let Err(errno) = self.send_request(world, qpn, sid) {
+        } else if let Err(errno) = self.send_request(world, qpn, sid, llp) {
             self.close_stream(world, sid, Close::Abort);
             self.request_failed(world, qpn, errno);
         }
     }
 
-    /// TCP failed to connect. The route to the peer may not accept the GID's address as a source:
-    /// in the next attempt the host chooses the source.
+    /// A stream failed to connect. The route to the peer may not accept the GID's address as a
+    /// source: in the next attempt the host chooses the source.
     pub(super) fn connect_failed(&mut self, world: &mut World<'_>, qpn: u32, why: impl std::fmt::Display) {
         if let Some(connecting) = connecting(&mut self.pairs, qpn) {
             connecting.from_source = !connecting.from_source;
@@ -155,7 +160,7 @@ impl Engine {
         self.request_failed(world, qpn, why);
     }
 
-    fn send_request(&mut self, world: &mut World<'_>, qpn: u32, sid: u32) -> Result<(), Errno> {
+    fn send_request(&mut self, world: &mut World<'_>, qpn: u32, sid: u32, llp: Llp) -> Result<(), Errno> {
         let nonce = self.nonce();
         let Some(connecting) = connecting(&mut self.pairs, qpn) else {
             return Err(Errno::INVAL);
@@ -176,7 +181,7 @@ impl Engine {
             max_ird: u16::MAX,
         };
         let (initiator, request) =
-            Initiator::new(self.settings.clone(), Some(offer), &local.emit(), world.now)
+            Initiator::new(llp, self.settings.clone(), Some(offer), &local.emit(), world.now)
                 .map_err(|_| Errno::INVAL)?;
         world.streams.send(sid, &request)?;
         world.streams.receive(sid, initiator.bytes_needed())?;
@@ -233,11 +238,11 @@ impl Engine {
             return;
         };
         let mut negotiated = accepted.negotiated;
-        // Revision 1 negotiates no RTR message, but both ends are urnic, which uses one.
-        negotiated.rtr = negotiated
-            .rtr
-            .or(Some(Rtr::Write))
-            .filter(|_| negotiated.terminate.is_none());
+        // Revision 1 negotiates no RTR message, but both ends are urnic, which uses one. Over SCTP
+        // there is no fence to open.
+        if negotiated.llp == Llp::Tcp && negotiated.terminate.is_none() {
+            negotiated.rtr = negotiated.rtr.or(Some(Rtr::Write));
+        }
         let rnr_retry = peer.rnr_retry.unwrap_or(7);
         match self.attach(world, qpn, Some(sid), Some(negotiated), rnr_retry) {
             Ok(()) => tracing::debug!("qpn {qpn:#08x}: connected, stream {sid}"),

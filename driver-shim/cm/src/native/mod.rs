@@ -38,12 +38,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::carrier::{Attachment, StreamOwner, Terms};
-use crate::mpa_startup::{Close, Initiator, Negotiated, Responder, Settings, Time};
+use crate::mpa_startup::{Close, Negotiated, Settings, Time};
+use crate::startup::{Initiator, Responder};
 use crate::timeouts::rnr_timeout;
 use crate::timers::Timers;
 use identity::{Identity, PsnMismatches, Reason};
 use numbers::Numbers;
-use urnic_config::{Config, RtrTypes};
+use urnic_config::{Config, Llp, RtrTypes};
 
 pub use address::{Endpoints, HostAddress, LocalHost, Peer};
 pub use identity::PSN_MASK;
@@ -61,7 +62,7 @@ const RTS_GRACE: Duration = Duration::from_millis(20);
 /// The interval at which an end that waits at RTR checks whether its program is doing something
 /// else.
 const RTS_LOOK: Duration = Duration::from_millis(1);
-/// The time that TCP may use to connect: long enough for the loss of some SYNs.
+/// The time that a stream may use to connect: long enough for the loss of some SYNs.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// First and longest pause between attempts.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(1000));
@@ -252,8 +253,8 @@ fn connecting(pairs: &mut HashMap<u32, Pair>, qpn: u32) -> Option<&mut ConnectSt
 /// A stream in start-up.
 #[derive(Debug)]
 enum Startup {
-    /// Initiator: TCP connects.
-    Connecting { qpn: u32 },
+    /// Initiator: the stream connects.
+    Connecting { qpn: u32, llp: Llp },
     /// Initiator: the Reply is due.
     Requested {
         qpn: u32,
@@ -283,6 +284,7 @@ enum Key {
 /// All native connections of the process.
 #[derive(Debug)]
 pub struct Engine {
+    config: Config,
     settings: Settings,
     connect_grace: Duration,
     park_timeout: Duration,
@@ -319,6 +321,7 @@ impl Engine {
             read: false,
         };
         Engine {
+            config: config.clone(),
             settings: Settings {
                 rtr,
                 ..Settings::from(&config.mpa)
@@ -328,7 +331,7 @@ impl Engine {
             max_parked: native.max_parked,
             allow_nat: native.allow_nat,
             delivered: config.completion.is_delivered_on_native(),
-            numbers: Numbers::new(native.listen, native.port_range.clone()),
+            numbers: Numbers::new(config),
             pairs: HashMap::new(),
             connected: HashMap::new(),
             streams: HashMap::new(),
@@ -505,10 +508,10 @@ impl Engine {
 
     fn startup_timed_out(&mut self, world: &mut World<'_>, sid: u32) {
         match self.streams.get(&sid) {
-            Some(Startup::Connecting { qpn }) => {
+            Some(Startup::Connecting { qpn, .. }) => {
                 let qpn = *qpn;
                 self.close_stream(world, sid, Close::Abort);
-                self.connect_failed(world, qpn, "the TCP connection timed out");
+                self.connect_failed(world, qpn, "connecting timed out");
             }
             Some(Startup::Requested { qpn, .. }) => {
                 let qpn = *qpn;
@@ -516,7 +519,7 @@ impl Engine {
                 self.request_failed(world, qpn, "the Reply timed out");
             }
             Some(Startup::Accepted { .. }) => {
-                tracing::debug!("stream {sid}: closed: the MPA Request timed out");
+                tracing::debug!("stream {sid}: closed: the Request timed out");
                 self.close_stream(world, sid, Close::Abort);
             }
             Some(Startup::Unanswered { qpn, .. }) => {
@@ -663,7 +666,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
     }
 
     fn has_listener(&self, lid: u32) -> bool {
-        self.numbers.has_listener(lid)
+        self.numbers.llp_of(lid).is_some()
     }
 
     fn has_stream(&self, sid: u32) -> bool {
@@ -691,7 +694,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
     }
 
     fn connected(&mut self, world: &mut World<'a>, sid: u32, outcome: Result<(), Errno>) {
-        self.tcp_connected(world, sid, outcome);
+        self.stream_connected(world, sid, outcome);
     }
 
     fn received(&mut self, world: &mut World<'a>, sid: u32, bytes: Result<&[u8], Errno>) {
@@ -704,7 +707,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
 
     fn closed(&mut self, world: &mut World<'a>, sid: u32) {
         match self.streams.get(&sid) {
-            Some(Startup::Connecting { qpn }) => {
+            Some(Startup::Connecting { qpn, .. }) => {
                 let qpn = *qpn;
                 self.close_stream(world, sid, Close::Abort);
                 self.connect_failed(world, qpn, "the connection ended");

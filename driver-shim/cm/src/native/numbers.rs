@@ -1,4 +1,4 @@
-//! Queue pair numbers: the TCP port of one of the process's listeners, and an index after it.
+//! Queue pair numbers: the port of one of the process's listeners, and an index after it.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -7,6 +7,8 @@ use std::ops::RangeInclusive;
 use rustix::io::Errno;
 
 use super::streams::Streams;
+use crate::carrier::listen_over;
+use urnic_config::{Config, Llp};
 
 /// Queue pairs of one listener: the index has 8 bits.
 const PER_LISTENER: u32 = 256;
@@ -21,6 +23,8 @@ const QUARANTINE: usize = 64;
 pub(super) struct Numbers {
     listen: Option<IpAddr>,
     ports: Option<RangeInclusive<u16>>,
+    /// The lower layers over which each listener listens.
+    llps: Vec<Llp>,
     /// Open listeners. Indices of the last listener from `fresh` on were never used.
     listeners: Vec<Listener>,
     fresh: u32,
@@ -30,15 +34,17 @@ pub(super) struct Numbers {
 
 #[derive(Debug)]
 struct Listener {
-    lid: u32,
+    /// The listeners of the device.
+    lids: Vec<(u32, Llp)>,
     port: u16,
 }
 
 impl Numbers {
-    pub(super) fn new(listen: Option<IpAddr>, ports: Option<RangeInclusive<u16>>) -> Numbers {
+    pub(super) fn new(config: &Config) -> Numbers {
         Numbers {
-            listen,
-            ports,
+            listen: config.native.listen,
+            ports: config.native.port_range.clone(),
+            llps: config.llps(),
             listeners: Vec::new(),
             fresh: 0,
             free: VecDeque::new(),
@@ -78,16 +84,23 @@ impl Numbers {
         self.free.push_back(qpn);
     }
 
-    /// Whether `lid` is a listener of native connections.
-    pub(super) fn has_listener(&self, lid: u32) -> bool {
-        self.listeners.iter().any(|listener| listener.lid == lid)
+    /// The lower layer of `lid`; `None` if it is no listener of native connections.
+    pub(super) fn llp_of(&self, lid: u32) -> Option<Llp> {
+        let mut lids = self.listeners.iter().flat_map(|listener| &listener.lids);
+        lids.find(|(own, _)| *own == lid).map(|(_, llp)| *llp)
     }
 
     fn open(&self, streams: &mut dyn Streams) -> Result<Listener, Errno> {
         let mut listen = |port| {
             let ip = self.listen.unwrap_or(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED));
-            let (lid, port) = streams.listen(SocketAddr::new(ip, port))?;
-            Ok(Listener { lid, port })
+            let (lids, port) = listen_over(
+                streams,
+                &self.llps,
+                SocketAddr::new(ip, port),
+                |streams, llp, local| streams.listen(llp, local),
+                |streams, lid| streams.unlisten(lid),
+            )?;
+            Ok(Listener { lids, port })
         };
         let Some(ports) = &self.ports else {
             return listen(0);

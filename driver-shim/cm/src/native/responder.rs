@@ -27,22 +27,23 @@ use super::{
     connecting,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Reply, Responder, Time};
+use crate::mpa_startup::{Close, Reply, Time};
+use crate::startup::Responder;
 
 impl Engine {
     /// A listener has a new stream.
     pub(super) fn stream_arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
-        if !self.numbers.has_listener(lid) {
+        let Some(llp) = self.numbers.llp_of(lid) else {
             world.streams.close(sid, Close::Abort);
             return;
-        }
+        };
         if self.without_request.len() >= MAX_WITHOUT_REQUEST
             && let Some((_, oldest)) = self.without_request.pop_first()
         {
             tracing::debug!("stream {oldest}: closed: too many streams without a Request");
             self.close_stream(world, oldest, Close::Abort);
         }
-        let responder = Responder::new(self.settings.clone(), world.now);
+        let responder = Responder::new(llp, self.settings.clone(), world.now);
         if world.streams.receive(sid, responder.bytes_needed()).is_err() {
             world.streams.close(sid, Close::Abort);
             return;
@@ -79,7 +80,7 @@ impl Engine {
         };
         let peer = responder
             .request()
-            .and_then(|request| Identity::parse(&request.private_data));
+            .and_then(|request| Identity::parse(request.private_data));
         let qpn = peer.map_or(0, |peer| peer.to);
         let unidentified = Identity {
             from: 0,

@@ -7,16 +7,20 @@ use rustix::io::Errno;
 use super::address::{Endpoints, HostAddress};
 use crate::carrier::{Attachment, Carrier};
 use crate::mpa_startup::Time;
+use urnic_config::Llp;
 
 /// The device's stream commands ([`StreamOwner::received`](crate::carrier::StreamOwner::received)
 /// is called after a receive), and the other queries of the engine.
 pub trait Streams: Carrier {
-    /// Listens at an address (port 0: any port); returns listener and port. An unspecified address
-    /// means all addresses, IPv4 and IPv6.
-    fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno>;
-    /// Begins a connection from this address, or from an address that the host chooses;
-    /// [`StreamOwner::connected`](crate::carrier::StreamOwner::connected) reports the result.
-    fn connect(&mut self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno>;
+    /// Listens over a lower layer at an address (port 0: any port); returns listener and port. An
+    /// unspecified address means all addresses, IPv4 and IPv6.
+    fn listen(&mut self, llp: Llp, local: SocketAddr) -> Result<(u32, u16), Errno>;
+    /// Stops listening.
+    fn unlisten(&mut self, lid: u32);
+    /// Begins a connection over a lower layer, from this address, or from an address that the host
+    /// chooses; [`StreamOwner::connected`](crate::carrier::StreamOwner::connected) reports the
+    /// result.
+    fn connect(&mut self, llp: Llp, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno>;
     /// The addresses of both ends of a connected stream.
     fn ends(&mut self, sid: u32) -> Result<Endpoints, Errno>;
     /// Whether an address belongs to this host.

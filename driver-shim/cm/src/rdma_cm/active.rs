@@ -16,7 +16,9 @@ use super::{
     PS_TCP, State, World,
 };
 use crate::carrier::Inbox;
-use crate::mpa_startup::{Accepted, Answer, Close, Failure, Fault, Initiator, Offer, Rejected, terminate};
+use crate::mpa_startup::{Accepted, Answer, Close, Offer, Rejected, terminate};
+use crate::startup::{Failure, Initiator};
+use urnic_config::Llp;
 
 impl Engine {
     /// Connects. An event reports the result.
@@ -47,20 +49,28 @@ impl Engine {
         let id = self.own(channel, handle)?;
         let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
         let ConnPolicy {
-            settings, own_ports, ..
+            settings,
+            own_ports,
+            llp,
+            ..
         } = self.policy(remote.ip());
         if !self.identity.is_roce() {
             self.queue_pair_for(world, local, parameters.qpn)?;
         }
+        // The stream of a queue pair of kind UC is that of TCP.
+        let qid = local.and_then(|local| world.device.queue_pair(local, parameters.qpn));
+        let unreliable = qid.is_some_and(|qid| world.device.is_unreliable(qid));
+        let llp = if unreliable { Llp::Tcp } else { llp };
         let connecting = Connecting {
             sid: 0,
+            llp,
             parameters,
             port: remote.port(),
             location: Location::Unknown,
             other_port: false,
             // Peer-to-peer mode and the RTR frame both allow the responder to send first, and
-            // exclude each other (conformance S001-08).
-            enhanced: settings.revision >= 2 && settings.rtr_frame.is_none(),
+            // exclude each other (conformance S001-08). Over SCTP there is no such frame.
+            enhanced: settings.revision >= 2 && (llp == Llp::Sctp || settings.rtr_frame.is_none()),
             initiator: None,
             deadline: world.now + settings.initiator_timeout,
         };
@@ -79,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// Begins a TCP connection.
+    /// Begins to connect a stream.
     fn start_connecting(
         &mut self,
         world: &mut World<'_>,
@@ -94,8 +104,12 @@ impl Engine {
         let remote = with_port(remote, connecting.port);
         // This line is logged before the first frame is sent, so that it precedes the lines of the
         // peer.
-        tracing::debug!("id {handle}: connects to {remote} from {local}");
-        let started = match world.device.connect(remote, local, id.traffic_class) {
+        tracing::debug!(
+            "id {handle}: connects to {remote} from {local} over {}",
+            connecting.llp.name()
+        );
+        let (llp, traffic_class) = (connecting.llp, id.traffic_class);
+        let started = match world.device.connect(llp, remote, local, traffic_class) {
             // Another process has the port that the engine picked, or the TCP port of this number:
             // pick another one.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked || !id.ports.is_empty() => {
@@ -104,7 +118,7 @@ impl Engine {
                 id.spare_read = false;
                 world
                     .device
-                    .connect(remote, with_port(local, 0), id.traffic_class)
+                    .connect(llp, remote, with_port(local, 0), traffic_class)
             }
             started => started,
         };
@@ -116,8 +130,8 @@ impl Engine {
         Ok(())
     }
 
-    /// TCP connected, or failed to connect.
-    pub(super) fn tcp_connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
+    /// A stream connected, or failed to connect.
+    pub(super) fn stream_connected(&mut self, world: &mut World<'_>, sid: u32, result: Result<(), Errno>) {
         let Some(Owner::Id(handle)) = self.streams.get(&sid) else {
             return;
         };
@@ -152,7 +166,8 @@ impl Engine {
             depths: policy.depths(parameters, id.spare_read),
             max_ird: max_ird.into(),
         });
-        let begun = Initiator::new(policy.settings, offer, &parameters.private_data, world.now)
+        let private_data = &parameters.private_data;
+        let begun = Initiator::new(connecting.llp, policy.settings, offer, private_data, world.now)
             .map_err(|_| Errno::INVAL)
             .and_then(|(initiator, request)| {
                 world.device.send(sid, &request)?;
@@ -221,13 +236,13 @@ impl Engine {
         };
         let (sid, again) = (connecting.sid, connecting.enhanced && failure.fall_back);
         if !again {
-            let cause = match (failure.fault, &connecting.initiator) {
-                (Fault::Closed, Some(initiator)) => Cause::Ended(initiator.arrived()),
-                (fault, _) => Cause::Fault(fault),
+            let cause = match &connecting.initiator {
+                Some(initiator) if failure.fault.is_closed() => Cause::Ended(initiator.arrived()),
+                _ => Cause::Fault(failure.fault),
             };
             return self.connect_failed(world, handle, cause);
         }
-        tracing::debug!("id {handle}: connects again with MPA revision 1, since: {failure}");
+        tracing::debug!("id {handle}: connects again without RFC 6581, since: {failure}");
         let State::Connecting(mut connecting) = std::mem::replace(&mut id.state, State::Over) else {
             return;
         };
@@ -332,8 +347,12 @@ impl Engine {
     /// Closes the stream of an accepted Request that cannot be attached. An enhanced peer gets the
     /// reason in a Terminate (RFC 6581 §9.3).
     fn close_accepted(&mut self, world: &mut World<'_>, sid: u32, accepted: &Accepted) {
-        let frame = accepted.negotiated.terminate_frame(terminate::LOCAL);
-        let terminated = accepted.word.is_some() && world.device.send(sid, &frame).is_ok();
+        let enhanced = accepted.word.is_some();
+        let frame = accepted
+            .negotiated
+            .terminate_frame(terminate::LOCAL)
+            .filter(|_| enhanced);
+        let terminated = frame.is_some_and(|frame| world.device.send(sid, &frame).is_ok());
         let how = if terminated { Close::Orderly } else { Close::Abort };
         self.close_stream(world, sid, how);
     }

@@ -1,7 +1,8 @@
 //! Addresses and ports of ids: binding, and resolving a peer's address.
 //!
-//! An id is bound to the TCP port of its number, or to the UDP port. Ids of different port spaces
-//! may share a UDP port: the service ID of a request distinguishes them.
+//! An id is bound to the port of its number, of TCP or of SCTP (in UDP) or of both, or to the UDP
+//! port of the connection manager's messages. Ids of different port spaces may share one of these:
+//! the service ID of a request distinguishes them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,9 +12,12 @@ use rustix::io::Errno;
 use urnic_wire::mad::service_id;
 
 use super::abi::{CmAddress, IdAddresses};
-use super::{CmEvent, Engine, Id, Inquiry, PS_DATAGRAMS, PS_IPOIB, Place, State, World};
+use super::{
+    CmEvent, DeviceListener, Engine, Id, Inquiry, NewStream, PS_DATAGRAMS, PS_IPOIB, Place, State, World,
+};
+use crate::carrier::listen_over;
 use crate::mpa_startup::Close;
-use urnic_config::CmPorts;
+use urnic_config::{CmPorts, Llp};
 
 impl Engine {
     /// Binds an id to an address, and to a port of its own.
@@ -84,13 +88,13 @@ impl Engine {
                     }
                     (false, false) if shared => {
                         let parted = self.part_listeners(world, handle, local.port());
-                        let bound = self.bind_tcp(world, handle, local);
+                        let bound = self.bind_stream_port(world, handle, local);
                         self.bind_again(world, parted);
                         let (lid, port) = bound?;
                         (port, Some(lid))
                     }
                     (false, false) => {
-                        let (lid, port) = self.bind_tcp(world, handle, local)?;
+                        let (lid, port) = self.bind_stream_port(world, handle, local)?;
                         (port, Some(lid))
                     }
                 };
@@ -176,7 +180,7 @@ impl Engine {
             }
             self.close_listener(world, reservation);
             self.close_listener(world, lid);
-            for sid in early {
+            for NewStream { sid, .. } in early {
                 self.close_stream(world, sid, Close::Abort);
             }
         }
@@ -190,7 +194,7 @@ impl Engine {
             let Some(local) = self.ids.get(&handle).and_then(|id| id.local) else {
                 continue;
             };
-            let Ok((again, _)) = self.bind_tcp(world, handle, local) else {
+            let Ok((again, _)) = self.bind_stream_port(world, handle, local) else {
                 continue;
             };
             match self.ids.get_mut(&handle) {
@@ -214,7 +218,7 @@ impl Engine {
         }
     }
 
-    /// Begins to listen at the TCP port of an id that shared it until now, or returns the listener
+    /// Begins to listen at the port of an id that shared it until now, or returns the listener
     /// that it has.
     ///
     /// # Errors
@@ -233,7 +237,7 @@ impl Engine {
         }
         match lid {
             Some(lid) => Ok(lid),
-            None => Ok(self.bind_tcp(world, handle, local)?.0),
+            None => Ok(self.bind_stream_port(world, handle, local)?.0),
         }
     }
 
@@ -355,7 +359,7 @@ impl Engine {
         let State::Bound { lid, early } = bound else {
             return None;
         };
-        for sid in early {
+        for NewStream { sid, .. } in early {
             self.close_stream(world, sid, Close::Abort);
         }
         let stream_port = self.ids.get_mut(&handle).and_then(|id| id.stream_port.take());
@@ -513,12 +517,14 @@ impl Engine {
         let port = match self.take_number(world, handle, local) {
             // A device without datagrams.
             Err(Errno::OPNOTSUPP) if self.config.cm.ports == CmPorts::Auto => {
-                return self.bind_tcp(world, handle, local);
+                return self.bind_stream_port(world, handle, local);
             }
             taken => taken?,
         };
         let range = self.config.native.port_range.clone();
-        let listening = first_free(range, |port| self.bind_tcp(world, handle, with_port(local, port)));
+        let listening = first_free(range, |port| {
+            self.bind_stream_port(world, handle, with_port(local, port))
+        });
         let (lid, stream_port) = listening.inspect_err(|_| self.leave_place(world, handle))?;
         tracing::debug!("id {handle}: has UDP port {port} and TCP port {stream_port}");
         if let Some(id) = self.ids.get_mut(&handle) {
@@ -545,7 +551,7 @@ impl Engine {
         };
         for _ in 0..tries {
             let port = self.take_place(world, handle, local)?;
-            match self.bind_tcp(world, handle, with_port(local, port)) {
+            match self.bind_over(world, handle, &[Llp::Tcp], with_port(local, port)) {
                 Ok((lid, _)) => {
                     self.close_listener(world, Some(lid));
                     return Ok(port);
@@ -556,21 +562,50 @@ impl Engine {
         self.take_place(world, handle, local).map_err(is_any)
     }
 
-    /// Binds an id for connections to a TCP port. Returns the listener, and the port.
+    /// Binds an id for connections to a port of each lower layer that the configuration names.
+    /// Returns the listener, and the port.
     ///
     /// # Errors
     /// Those of binding.
-    fn bind_tcp(
+    fn bind_stream_port(
         &mut self,
         world: &mut World<'_>,
         handle: u32,
         local: SocketAddr,
     ) -> Result<(u32, u16), Errno> {
+        let llps = self.config.llps();
+        self.bind_over(world, handle, &llps, local)
+    }
+
+    /// Binds an id for connections to a port of each of these lower layers. Returns the first
+    /// listener, and the port.
+    ///
+    /// # Errors
+    /// Those of binding.
+    fn bind_over(
+        &mut self,
+        world: &mut World<'_>,
+        handle: u32,
+        llps: &[Llp],
+        local: SocketAddr,
+    ) -> Result<(u32, u16), Errno> {
         let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
-        let ipv6_only = id.one_family && local.is_ipv6();
-        let (lid, port) = world.device.listen(local, id.traffic_class, ipv6_only)?;
-        self.listeners.insert(lid, handle);
-        Ok((lid, port))
+        let (traffic_class, ipv6_only) = (id.traffic_class, id.one_family && local.is_ipv6());
+        let (lids, port) = listen_over(
+            world.device,
+            llps,
+            local,
+            |device, llp, at| device.listen(llp, at, traffic_class, ipv6_only),
+            |device, lid| device.unlisten(lid),
+        )?;
+        let mut others: Vec<u32> = lids.iter().skip(1).map(|(lid, _)| *lid).collect();
+        let (first, _) = lids.first().copied().ok_or(Errno::INVAL)?;
+        for (lid, llp) in lids {
+            let others = std::mem::take(&mut others);
+            let listener = DeviceListener { handle, llp, others };
+            self.listeners.insert(lid, listener);
+        }
+        Ok((first, port))
     }
 }
 

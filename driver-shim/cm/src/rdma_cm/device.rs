@@ -7,17 +7,30 @@ use urnic_wire::mad::MAD_LEN;
 
 use crate::carrier::{Attachment, Carrier};
 use crate::mpa_startup::Time;
+use urnic_config::Llp;
 
 /// The device's stream commands, whose results [`StreamOwner`](crate::carrier::StreamOwner) takes,
 /// and the host's data on addresses and queue pairs.
 pub trait Device: Carrier {
-    /// Listens, for connections in packets of this traffic class. An unspecified IPv6 address also
-    /// means IPv4, unless `ipv6_only`. Returns listener and port.
-    fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno>;
+    /// Listens over a lower layer, for connections in packets of this traffic class. An unspecified
+    /// IPv6 address also means IPv4, unless `ipv6_only`. Returns listener and port.
+    fn listen(
+        &mut self,
+        llp: Llp,
+        local: SocketAddr,
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<(u32, u16), Errno>;
     /// Stops listening.
     fn unlisten(&mut self, lid: u32);
-    /// Begins a connection in packets of this traffic class.
-    fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno>;
+    /// Begins a connection over a lower layer in packets of this traffic class.
+    fn connect(
+        &mut self,
+        llp: Llp,
+        remote: SocketAddr,
+        local: SocketAddr,
+        traffic_class: u8,
+    ) -> Result<u32, Errno>;
     /// The addresses of both ends of a stream, the local one first.
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno>;
     /// The source address of packets to `remote`; its port has no meaning.
@@ -29,6 +42,8 @@ pub trait Device: Carrier {
     fn queue_pair(&mut self, local: SocketAddr, qpn: u32) -> Option<u32>;
     /// The node GUID, in network order, of the device that has the address `local`.
     fn node_guid(&mut self, local: SocketAddr) -> u64;
+    /// Whether the queue pair is of kind UC.
+    fn is_unreliable(&mut self, qid: u32) -> bool;
     /// Whether the program of a RoCE NIC brought the queue pair to RTR or RTS with the attributes
     /// of `Engine::qp_attributes`, so that it waits for a stream of the connection manager.
     fn awaits_stream(&mut self, qid: u32) -> bool;

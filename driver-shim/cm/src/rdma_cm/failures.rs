@@ -7,7 +7,9 @@ use rustix::io::Errno;
 
 use super::messages::{Message, outcome};
 use super::{CmEvent, Engine, EventParams, Key, Location, Owner, State, World};
-use crate::mpa_startup::{Close, Excerpt, Fault, Time};
+use crate::mpa_startup::{Close, Excerpt, Time};
+use crate::startup::Fault;
+use urnic_config::Llp;
 
 /// Why a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,19 +51,19 @@ impl Cause {
             | Cause::Lost(errno)
             | Cause::NoFirstFpdu(errno) => errno,
             Cause::ServiceRefused(_) => Errno::CONNREFUSED,
-            Cause::Silent(_) | Cause::NoFrame(..) | Cause::Fault(Fault::Timeout) => Errno::TIMEDOUT,
-            Cause::Ended(_) | Cause::NotWaiting | Cause::Fault(Fault::Closed) => Errno::CONNRESET,
+            Cause::Silent(_) | Cause::NoFrame(..) => Errno::TIMEDOUT,
+            Cause::Ended(_) | Cause::NotWaiting => Errno::CONNRESET,
             Cause::DeviceLost => Errno::NODEV,
             Cause::BadPort(_) | Cause::Terminate(_) => Errno::PROTO,
-            Cause::Fault(
-                Fault::Frame(_)
-                | Fault::NotMpa(_)
-                | Fault::Trailing(_)
-                | Fault::NotEnhanced(_)
-                | Fault::PrivateData(_)
-                | Fault::Rdmac,
-            ) => Errno::PROTO,
+            Cause::Fault(fault) => fault.errno(),
         }
+    }
+}
+
+impl Cause {
+    /// The cause on a connection over this lower layer, in words.
+    pub(super) fn over(self, llp: Llp) -> OverLlp {
+        OverLlp { cause: self, llp }
     }
 }
 
@@ -144,6 +146,41 @@ impl Display for Cause {
     }
 }
 
+/// A cause in the words of the lower layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OverLlp {
+    cause: Cause,
+    llp: Llp,
+}
+
+impl Display for OverLlp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.llp == Llp::Tcp {
+            return self.cause.fmt(f);
+        }
+        match self.cause {
+            Cause::Refused(Errno::CONNREFUSED, _) => {
+                f.write_str("no program listens there over SCTP in UDP (llp=sctp, which the peer must have, too)")
+            }
+            Cause::Refused(Errno::CONNRESET, _) => f.write_str("the host aborted the SCTP association"),
+            Cause::Refused(Errno::TIMEDOUT, _) | Cause::Silent(_) => f.write_str(
+                "no answer over SCTP in UDP: the host is down, a firewall drops packets, or the peer does not \
+                 have llp=sctp",
+            ),
+            Cause::NoFrame(time, _) => write!(
+                f,
+                "there is an SCTP association, but no message in {} ms: perhaps the program does not accept",
+                time.as_millis()
+            ),
+            Cause::Ended(_) => f.write_str("the SCTP association ended without an answer: perhaps its program ended"),
+            Cause::NotWaiting => {
+                f.write_str("the initiator ended the DDP session, or sent data, before the program accepted")
+            }
+            cause => cause.fmt(f),
+        }
+    }
+}
+
 /// The name of an event, for a line.
 fn name(kind: CmEvent) -> &'static str {
     match kind {
@@ -188,18 +225,23 @@ impl Engine {
     }
 
     /// Logs that a stream of a listener ended without a Request.
-    pub(super) fn log_no_request(&mut self, world: &mut World<'_>, sid: u32, cause: Cause) {
+    pub(super) fn log_no_request(&mut self, world: &mut World<'_>, sid: u32, llp: Llp, cause: Cause) {
+        let cause = cause.over(llp);
+        let request = match llp {
+            Llp::Tcp => "MPA Request",
+            Llp::Sctp => "DDP session Initiate",
+        };
         let may_log = self.peer_lines.may_log(world.now);
         match may_log.then(|| world.device.ends(sid)) {
             Some(Ok((local, remote))) => {
-                tracing::warn!("a connection from {remote} to {local} brought no MPA Request: {cause}");
+                tracing::warn!("a connection from {remote} to {local} brought no {request}: {cause}");
             }
             _ => tracing::debug!("stream {sid}: {cause}"),
         }
     }
 
     /// Logs that an attempt of the program failed.
-    fn log_failed(&mut self, now: Time, handle: u32, cause: Cause, (kind, status): (CmEvent, i32)) {
+    fn log_failed(&mut self, now: Time, handle: u32, cause: impl Display, (kind, status): (CmEvent, i32)) {
         let remote = self.ids.get(&handle).and_then(|id| id.remote);
         if let Some(remote) = remote
             && self.lines.may_log(now)
@@ -215,6 +257,12 @@ impl Engine {
         remote.map_or(Time::ZERO, |remote| {
             self.policy(remote.ip()).settings.initiator_timeout
         })
+    }
+
+    /// The lower layer of connections with the peer of an id.
+    fn llp_of(&self, handle: u32) -> Llp {
+        let remote = self.ids.get(&handle).and_then(|id| id.remote);
+        remote.map_or(Llp::Tcp, |remote| self.policy(remote.ip()).llp)
     }
 
     /// The time of an attempt is over.
@@ -245,7 +293,7 @@ impl Engine {
         if let Some(Owner::Listener(_, responder)) = self.streams.get(&sid) {
             let time = self.default_policy.settings.responder_timeout;
             let cause = Cause::NoFrame(time, responder.arrived());
-            self.log_no_request(world, sid, cause);
+            self.log_no_request(world, sid, responder.llp(), cause);
         }
     }
 
@@ -260,21 +308,22 @@ impl Engine {
             return;
         };
         let known_peer = id.known_peer;
-        let sid = match std::mem::replace(&mut id.state, State::Over) {
+        let (sid, llp) = match std::mem::replace(&mut id.state, State::Over) {
             State::LookingUp(lookup) => {
                 self.forget_lookup(&lookup);
-                None
+                (None, lookup.connecting.map(|connecting| connecting.llp))
             }
-            State::Connecting(connecting) => Some(connecting.sid),
-            State::Answered(answered) => Some(answered.sid),
-            _ => None,
+            State::Connecting(connecting) => (Some(connecting.sid), Some(connecting.llp)),
+            State::Answered(answered) => (Some(answered.sid), Some(answered.accepted.negotiated.llp)),
+            _ => (None, None),
         };
+        let llp = llp.unwrap_or_else(|| self.llp_of(handle));
         self.timers.set(Key::Id(handle), None);
         if let Some(sid) = sid.filter(|sid| self.streams.contains_key(sid)) {
             self.close_stream(world, sid, Close::Abort);
         }
         let (kind, status) = outcome(self.identity, cause.errno(), known_peer);
-        self.log_failed(world.now, handle, cause, (kind, status));
+        self.log_failed(world.now, handle, cause.over(llp), (kind, status));
         let mut params = EventParams::default();
         if kind == CmEvent::Rejected && self.identity.is_roce() {
             Message::Reject.pad(&mut params.private_data);

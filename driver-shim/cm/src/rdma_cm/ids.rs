@@ -11,8 +11,8 @@ use zerocopy::FromZeros;
 use super::abi::{CmAddress, DatagramParam, EventResponse};
 use super::messages::Message;
 use super::{
-    CmEvent, Engine, Event, EventParams, Id, Key, Listener, MAX_IDS, Notice, Owner, PS_DATAGRAMS, PS_IB,
-    PS_TCP, State, World,
+    CmEvent, Engine, Event, EventParams, Id, Key, Listener, MAX_IDS, NewStream, Notice, Owner, PS_DATAGRAMS,
+    PS_IB, PS_TCP, State, World,
 };
 use crate::mpa_startup::Close;
 
@@ -121,7 +121,7 @@ impl Engine {
             }
             State::Bound { lid, early } => {
                 self.close_listener(world, lid);
-                for sid in early {
+                for NewStream { sid, .. } in early {
                     self.close_stream(world, sid, Close::Abort);
                 }
             }
@@ -133,6 +133,7 @@ impl Engine {
                     _ => None,
                 };
                 let starting: Vec<u32> = self.streams.iter().filter_map(owned).collect();
+                let waiting = waiting.into_iter().map(|stream| stream.sid);
                 for sid in starting.into_iter().chain(waiting) {
                     self.close_stream(world, sid, Close::Abort);
                 }
@@ -164,7 +165,9 @@ impl Engine {
     }
 
     pub(super) fn close_listener(&mut self, world: &mut World<'_>, lid: Option<u32>) {
-        if let Some(lid) = lid {
+        let Some(lid) = lid else { return };
+        let others = self.listeners.remove(&lid).map(|first| first.others);
+        for lid in others.into_iter().flatten().chain([lid]) {
             self.listeners.remove(&lid);
             world.device.unlisten(lid);
         }
@@ -216,7 +219,7 @@ impl Engine {
         };
         let early = std::mem::take(early);
         tracing::debug!("id {handle}: listens at {:?}", id.local);
-        for sid in &early {
+        for NewStream { sid, .. } in &early {
             self.streams.remove(sid);
             self.timers.set(Key::Stream(*sid), None);
         }

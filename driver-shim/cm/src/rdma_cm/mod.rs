@@ -69,13 +69,14 @@ use rustix::io::Errno;
 use urnic_wire::mad::{MAD_LEN, ServiceRequest};
 
 use crate::carrier::{Attachment, StreamOwner, Terms};
-use crate::mpa_startup::{Accepted, Close, Depths, Initiator, Negotiated, Responder, Settings, Time};
+use crate::mpa_startup::{Accepted, Close, Depths, Negotiated, Settings, Time};
+use crate::startup::{Initiator, Responder};
 use crate::timers::Timers;
 use abi::DatagramParam;
 use command::Parameters;
 use lines::{Lines, PeerLines};
 use spare_reads::Announced;
-use urnic_config::{Config, Identity};
+use urnic_config::{Config, Identity, Llp};
 
 pub use device::{Arrival, Device, Notice, World};
 
@@ -264,10 +265,10 @@ impl Id {
 enum State {
     Idle,
     Bound {
-        /// The listener that holds the TCP port, if the id has one.
+        /// The listener that holds the port, if the id has one.
         lid: Option<u32>,
         /// Streams that arrived before the id listened, oldest first.
-        early: VecDeque<u32>,
+        early: VecDeque<NewStream>,
     },
     AddressResolved,
     RouteResolved,
@@ -281,7 +282,7 @@ enum State {
     /// Both ends have each other's queue pairs, or the lookup was refused; with the request that
     /// was answered.
     Associated(Option<Box<Inquiry>>),
-    /// TCP connects, or the Reply is due.
+    /// The stream connects, or the Reply is due.
     Connecting(Box<Connecting>),
     /// Accepted; the program has not provided its queue pair yet.
     Answered(Box<Answered>),
@@ -321,21 +322,39 @@ struct Answered {
     accepted: Accepted,
 }
 
+/// A stream that a listener of the device accepted.
+#[derive(Debug, Clone, Copy)]
+struct NewStream {
+    sid: u32,
+    llp: Llp,
+}
+
+/// A listener of the device.
+#[derive(Debug)]
+struct DeviceListener {
+    /// The id.
+    handle: u32,
+    llp: Llp,
+    /// The listeners at the same port over the other lower layers, if this is the first of them.
+    others: Vec<u32>,
+}
+
 /// A listener.
 #[derive(Debug)]
 struct Listener {
+    /// The first of its listeners of the device.
     lid: u32,
     backlog: u32,
     /// Requests that the program has not taken.
     unread: u32,
     /// Streams that the engine has not examined, oldest first. The device delays further streams.
-    waiting: VecDeque<u32>,
+    waiting: VecDeque<NewStream>,
     /// Streams whose Request is due, oldest first; some may be closed.
     starting: VecDeque<u32>,
 }
 
 impl Listener {
-    fn new(lid: u32, backlog: u32, waiting: VecDeque<u32>) -> Listener {
+    fn new(lid: u32, backlog: u32, waiting: VecDeque<NewStream>) -> Listener {
         Listener {
             lid,
             backlog,
@@ -380,6 +399,7 @@ enum Location {
 #[derive(Debug)]
 struct Connecting {
     sid: u32,
+    llp: Llp,
     parameters: Parameters,
     /// The peer's TCP port.
     port: u16,
@@ -389,7 +409,7 @@ struct Connecting {
     other_port: bool,
     /// The attempt uses RFC 6581; the second attempt does not (RFC 6581 §10).
     enhanced: bool,
-    /// The Reply is due; `None`: TCP connects.
+    /// The Reply is due; `None`: the stream connects.
     initiator: Option<Box<Initiator>>,
     deadline: Time,
 }
@@ -496,6 +516,7 @@ struct Datagrams {
 #[derive(Debug, Clone)]
 struct ConnPolicy {
     settings: Settings,
+    llp: Llp,
     peer_to_peer: bool,
     strict_rtr: bool,
     strict_depths: bool,
@@ -556,6 +577,7 @@ impl From<&Config> for ConnPolicy {
                 max_private_data: MAX_PRIVATE_DATA,
                 ..Settings::from(&config.mpa)
             },
+            llp: config.llp,
             peer_to_peer: config.mpa.peer_to_peer,
             strict_rtr: config.mpa.strict_rtr,
             strict_depths: config.mpa.strict_depths,
@@ -601,7 +623,7 @@ pub struct Engine {
     channels: HashMap<u64, VecDeque<Event>>,
     next_channel: u64,
     streams: HashMap<u32, Owner>,
-    listeners: HashMap<u32, u32>,
+    listeners: HashMap<u32, DeviceListener>,
     /// The ids of attached queue pairs, by device number of the queue pair.
     queue_pairs: HashMap<u32, u32>,
     datagrams: Datagrams,
@@ -759,7 +781,7 @@ impl<'a> StreamOwner<World<'a>> for Engine {
     }
 
     fn connected(&mut self, world: &mut World<'a>, sid: u32, outcome: Result<(), Errno>) {
-        self.tcp_connected(world, sid, outcome);
+        self.stream_connected(world, sid, outcome);
     }
 
     fn received(&mut self, world: &mut World<'a>, sid: u32, bytes: Result<&[u8], Errno>) {

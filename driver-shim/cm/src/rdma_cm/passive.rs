@@ -6,11 +6,12 @@ use super::command::Parameters;
 use super::failures::Cause;
 use super::messages::Message;
 use super::{
-    Acceptance, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, Notice, Owner, State,
-    World,
+    Acceptance, AwaitingRtrFrame, CmEvent, EARLY_TIMEOUT, Engine, EventParams, Id, Key, NewStream, Notice,
+    Owner, State, World,
 };
 use crate::carrier::{Inbox, RequestProgress, receive_request};
-use crate::mpa_startup::{Close, Fault, Negotiated, Reply, Responder, ResponderEvent, Settings};
+use crate::mpa_startup::{Close, Negotiated, Reply, ResponderEvent, Settings};
+use crate::startup::Responder;
 
 /// Streams of one listener whose Request is due. Beyond this limit the oldest stream is closed,
 /// since an initiator normally sends its Request at once.
@@ -19,18 +20,18 @@ const MAX_STARTING: usize = 256;
 impl Engine {
     /// A listener has a new stream.
     pub(super) fn stream_arrived(&mut self, world: &mut World<'_>, lid: u32, sid: u32) {
-        let Some(handle) = self.listeners.get(&lid).copied() else {
+        let Some((handle, llp)) = self.listeners.get(&lid).map(|it| (it.handle, it.llp)) else {
             // The listener was closed while the event of this stream was under way.
             world.device.close(sid, Close::Abort);
             return;
         };
         match self.ids.get_mut(&handle).map(|id| &mut id.state) {
             Some(State::Listening(listener)) => {
-                listener.waiting.push_back(sid);
+                listener.waiting.push_back(NewStream { sid, llp });
                 self.admit(world, handle);
             }
             Some(State::Bound { early, .. }) => {
-                early.push_back(sid);
+                early.push_back(NewStream { sid, llp });
                 self.streams.insert(sid, Owner::Early(handle));
                 self.timers.set(Key::Stream(sid), Some(world.now + EARLY_TIMEOUT));
             }
@@ -42,7 +43,7 @@ impl Engine {
     pub(super) fn remove_early(&mut self, handle: u32, sid: u32) {
         self.timers.set(Key::Stream(sid), None);
         if let Some(State::Bound { early, .. }) = self.ids.get_mut(&handle).map(|id| &mut id.state) {
-            early.retain(|other| *other != sid);
+            early.retain(|other| other.sid != sid);
         }
     }
 
@@ -57,7 +58,7 @@ impl Engine {
             if waits && listener.unread >= listener.backlog {
                 return;
             }
-            let Some(sid) = listener.waiting.pop_front() else {
+            let Some(NewStream { sid, llp }) = listener.waiting.pop_front() else {
                 return;
             };
             listener.starting.push_back(sid);
@@ -82,7 +83,7 @@ impl Engine {
                 spare_read,
                 ..settings
             };
-            let responder = Responder::new(settings, world.now);
+            let responder = Responder::new(llp, settings, world.now);
             if world.device.receive(sid, responder.bytes_needed()).is_err() {
                 world.device.close(sid, Close::Abort);
                 continue;
@@ -102,12 +103,12 @@ impl Engine {
             RequestProgress::Complete => self.report_request(world, sid),
             RequestProgress::Incomplete => {}
             RequestProgress::Invalid(fault, how) => {
-                let arrived = responder.arrived();
-                match fault {
+                let (llp, arrived) = (responder.llp(), responder.arrived());
+                match fault.is_closed() {
                     // A port scan, or a check whether the port is open.
-                    Fault::Closed if arrived.is_empty() => {}
-                    Fault::Closed => self.log_no_request(world, sid, Cause::Ended(arrived)),
-                    fault => self.log_no_request(world, sid, Cause::Fault(fault)),
+                    true if arrived.is_empty() => {}
+                    true => self.log_no_request(world, sid, llp, Cause::Ended(arrived)),
+                    false => self.log_no_request(world, sid, llp, Cause::Fault(fault)),
                 }
                 self.close_stream(world, sid, how);
             }
@@ -135,13 +136,13 @@ impl Engine {
             // As `iw_cm` in a kernel does.
             tracing::debug!("stream {sid}: rejected: {} requests are unanswered", here.unread);
             let mut responder = responder;
-            if let Ok(reply) = responder.reject(&[], None) {
+            if let Some(reply) = responder.refuse() {
                 let _ = world.device.send(sid, &reply);
             }
             return world.device.close(sid, Close::Orderly);
         }
         here.unread += 1;
-        let (word, private_data) = (request.word, request.private_data.clone());
+        let (word, private_data) = (request.word, request.private_data.to_vec());
         // The stream may have come to another port.
         local.set_port(id.local.map_or(local.port(), |own| own.port()));
         let child = Id {
@@ -236,7 +237,8 @@ impl Engine {
         // initiator closed cannot be answered.
         let inbox = world.device.inbox(sid);
         if inbox != Ok(Inbox::Empty) {
-            tracing::debug!("id {handle}: {}: {inbox:?}", Cause::NotWaiting);
+            let why = Cause::NotWaiting.over(responder.llp());
+            tracing::debug!("id {handle}: {why}: {inbox:?}");
             id.state = State::Over;
             self.close_stream(world, sid, Close::Abort);
             return Err(Errno::CONNRESET);
@@ -320,7 +322,7 @@ impl Engine {
         world.device.attach(sid, &attachment)?;
         self.streams.remove(&sid);
         self.queue_pairs.insert(qid, handle);
-        if negotiated.rtr.is_some() {
+        if negotiated.rtr.is_some() && negotiated.fenced {
             id.state = State::Opening { qid, params };
             return Ok(());
         }

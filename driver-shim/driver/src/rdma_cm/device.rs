@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use urnic_device::command::modify;
-use urnic_device::vocabulary::QpState;
+use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_device::wqe::DatagramAddress;
 use urnic_wire::mad::{MAD_LEN, MANAGEMENT_QKEY, MANAGEMENT_QPN};
 
@@ -21,6 +21,7 @@ use crate::streams::Streams;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::Close;
 use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
+use urnic_config::Llp;
 use urnic_process::interrupt_context;
 use urnic_process::port_gids::gid_of;
 
@@ -336,9 +337,15 @@ impl Carrier for CmDevice<'_> {
 }
 
 impl Device for CmDevice<'_> {
-    fn listen(&mut self, local: SocketAddr, traffic_class: u8, ipv6_only: bool) -> Result<(u32, u16), Errno> {
+    fn listen(
+        &mut self,
+        llp: Llp,
+        local: SocketAddr,
+        traffic_class: u8,
+        ipv6_only: bool,
+    ) -> Result<(u32, u16), Errno> {
         let open = |streams: &mut Streams<'_>, local| {
-            let opened = streams.listen(local, traffic_class, ipv6_only);
+            let opened = streams.listen(llp, local, traffic_class, ipv6_only);
             opened.map_err(of_connection_manager)
         };
         let (numbers, port) = self.open_everywhere(local, ipv6_only, open, CmDevice::close_listener)?;
@@ -356,10 +363,16 @@ impl Device for CmDevice<'_> {
         }
     }
 
-    fn connect(&mut self, remote: SocketAddr, local: SocketAddr, traffic_class: u8) -> Result<u32, Errno> {
+    fn connect(
+        &mut self,
+        llp: Llp,
+        remote: SocketAddr,
+        local: SocketAddr,
+        traffic_class: u8,
+    ) -> Result<u32, Errno> {
         let slot = self.slot_of(local)?;
         let connect = |streams: &mut Streams<'_>| {
-            let begun = streams.connect(remote, Some(local), traffic_class);
+            let begun = streams.connect(llp, remote, Some(local), traffic_class);
             begun.map_err(of_connection_manager)
         };
         slot.number(self.in_slot(slot, connect)?)
@@ -405,6 +418,14 @@ impl Device for CmDevice<'_> {
         let slot = self.slot_of(local).ok()?;
         let qid = self.driver_of(local)?.qid_of(qpn)?;
         slot.number(qid).ok()
+    }
+
+    fn is_unreliable(&mut self, qid: u32) -> bool {
+        let is_unreliable = |streams: &mut Streams<'_>, qid| {
+            let qp = streams.driver.qp(qid);
+            Ok(qp.is_some_and(|qp| qp.kind == QpKind::UnreliableConnected))
+        };
+        self.on(qid, is_unreliable) == Ok(true)
     }
 
     fn awaits_stream(&mut self, qid: u32) -> bool {

@@ -17,7 +17,7 @@ use net::{Net, address};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
-use urnic_config::Config;
+use urnic_config::{Config, Llp};
 
 /// A queue pair of a test: its host, and its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::carrier::Inbox;
+use crate::carrier::testing::Received;
 
 /// An event of a host's device.
 #[derive(Debug, Clone)]
@@ -23,7 +24,7 @@ struct End {
     host: usize,
     ends: Endpoints,
     peer: u32,
-    inbox: Vec<u8>,
+    inbox: Received,
     wanted: Option<usize>,
     /// The peer closed.
     fin: bool,
@@ -37,7 +38,7 @@ struct Wire {
     latency: Duration,
     sequence: u64,
     agenda: BTreeMap<(Time, u64), (usize, Event)>,
-    listeners: HashMap<(usize, u16), u32>,
+    listeners: HashMap<(usize, Llp, u16), u32>,
     ends: HashMap<u32, End>,
     next_sid: u32,
     next_port: u16,
@@ -123,7 +124,7 @@ impl Carrier for Port {
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
         let wire = self.wire.borrow();
         let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
-        Ok(Inbox::of(&end.inbox, end.fin))
+        Ok(end.inbox.inbox(end.fin))
     }
 
     fn close(&mut self, sid: u32, _how: Close) {
@@ -137,7 +138,7 @@ impl Carrier for Port {
 }
 
 impl Streams for Port {
-    fn listen(&mut self, local: SocketAddr) -> Result<(u32, u16), Errno> {
+    fn listen(&mut self, llp: Llp, local: SocketAddr) -> Result<(u32, u16), Errno> {
         let mut wire = self.wire.borrow_mut();
         wire.next_port += 1;
         let port = if local.port() == 0 {
@@ -145,15 +146,19 @@ impl Streams for Port {
         } else {
             local.port()
         };
-        if wire.listeners.contains_key(&(self.host, port)) {
+        if wire.listeners.contains_key(&(self.host, llp, port)) {
             return Err(Errno::ADDRINUSE);
         }
         let lid = wire.sid();
-        wire.listeners.insert((self.host, port), lid);
+        wire.listeners.insert((self.host, llp, port), lid);
         Ok((lid, port))
     }
 
-    fn connect(&mut self, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno> {
+    fn unlisten(&mut self, lid: u32) {
+        self.wire.borrow_mut().listeners.retain(|_, other| *other != lid);
+    }
+
+    fn connect(&mut self, llp: Llp, remote: SocketAddr, local: Option<SocketAddr>) -> Result<u32, Errno> {
         let mut wire = self.wire.borrow_mut();
         let sid = wire.sid();
         let to = (0..=255)
@@ -167,7 +172,7 @@ impl Streams for Port {
         let latency = wire.latency;
         let lid = wire
             .listeners
-            .get(&(to, remote.port()))
+            .get(&(to, llp, remote.port()))
             .copied()
             .filter(|_| !wire.stopped.contains(&to));
         let end = |host, peer| End {
@@ -184,7 +189,7 @@ impl Streams for Port {
                 }
             },
             peer,
-            inbox: Vec::new(),
+            inbox: Received::new(llp),
             wanted: None,
             fin: false,
             attached: None,
@@ -361,7 +366,7 @@ impl Net {
             }
             Event::Bytes { sid, bytes } => {
                 if let Some(end) = self.wire.borrow_mut().ends.get_mut(&sid) {
-                    end.inbox.extend(bytes);
+                    end.inbox.push(&bytes);
                 }
                 self.receive(host, sid);
             }
@@ -395,10 +400,9 @@ impl Net {
                 return;
             };
             match end.wanted {
-                Some(wanted) if end.inbox.len() >= wanted || end.fin => {
+                Some(wanted) if end.inbox.has(wanted) || end.fin => {
                     end.wanted = None;
-                    let len = wanted.min(end.inbox.len());
-                    end.inbox.drain(..len).collect::<Vec<u8>>()
+                    end.inbox.take(wanted)
                 }
                 _ => return,
             }
@@ -474,7 +478,7 @@ impl Net {
             .borrow()
             .listeners
             .keys()
-            .filter(|(h, _)| *h == host)
+            .filter(|(h, ..)| *h == host)
             .count()
     }
 
@@ -519,7 +523,7 @@ impl Net {
             wire: self.wire.clone(),
         };
         let remote = SocketAddr::new(address(to), super::super::address::port_of(qpn));
-        let sid = port.connect(remote, None).unwrap();
+        let sid = port.connect(Llp::Tcp, remote, None).unwrap();
         port.send(sid, bytes).unwrap();
         sid
     }
@@ -528,6 +532,6 @@ impl Net {
     pub(super) fn received_on(&self, sid: u32) -> (Vec<u8>, bool) {
         let wire = self.wire.borrow();
         let end = &wire.ends[&sid];
-        (end.inbox.clone(), end.fin)
+        (end.inbox.bytes(), end.fin)
     }
 }

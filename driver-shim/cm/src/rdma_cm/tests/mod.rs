@@ -23,7 +23,7 @@ use net::{FREE_PORT, Net, OTHER_HOST, parameters};
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
-use urnic_config::Config;
+use urnic_config::{Config, Llp};
 
 const REFUSED: i32 = -111;
 const TIMED_OUT: i32 = -110;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use super::ud_net::{Fate, Sent, UdWire};
 use super::*;
 use crate::carrier::Inbox;
+use crate::carrier::testing::Received;
 use urnic_wire::mad::MAD_LEN;
 
 /// The port that TCP chooses.
@@ -19,11 +20,21 @@ pub(super) const OTHER_HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0,
 struct End {
     peer: u32,
     side: usize,
-    inbox: Vec<u8>,
+    inbox: Received,
     bytes_needed: Option<usize>,
     fin: bool,
     qid: Option<u32>,
     ends: Option<(SocketAddr, SocketAddr)>,
+}
+
+/// A listener of a process.
+#[derive(Debug)]
+struct Listening {
+    side: usize,
+    llp: Llp,
+    port: u16,
+    /// Whether it takes IPv4 and IPv6.
+    families: [bool; 2],
 }
 
 #[derive(Debug)]
@@ -42,8 +53,7 @@ enum DeviceEvent {
 #[derive(Debug, Default)]
 pub(super) struct Wire {
     ends: BTreeMap<u32, End>,
-    /// Listener by number: its process, its port, and whether it takes IPv4 and IPv6.
-    listeners: BTreeMap<u32, (usize, u16, [bool; 2])>,
+    listeners: BTreeMap<u32, Listening>,
     events: VecDeque<(usize, DeviceEvent)>,
     next: u32,
     pub(super) attached: Vec<(usize, Attachment)>,
@@ -57,6 +67,10 @@ pub(super) struct Wire {
     pub(super) unmoved: Vec<u32>,
     /// The bytes of the last send.
     pub(super) last_sent: Vec<u8>,
+    /// Ports at which other processes listen over a lower layer.
+    pub(super) busy: Vec<(Llp, u16)>,
+    /// Queue pairs of kind UC.
+    pub(super) unreliable: Vec<u32>,
     /// Ports that other processes use.
     pub(super) taken: Vec<u16>,
     pub(super) ud: UdWire,
@@ -68,9 +82,15 @@ impl Wire {
         self.next
     }
 
-    /// The TCP ports of all listeners.
+    /// The ports of all listeners.
     pub(super) fn listening(&self) -> Vec<u16> {
-        self.listeners.values().map(|(_, port, _)| *port).collect()
+        self.listeners.values().map(|listener| listener.port).collect()
+    }
+
+    /// The lower layers of the listeners of a port.
+    pub(super) fn llps(&self, port: u16) -> Vec<Llp> {
+        let at = self.listeners.values().filter(|listener| listener.port == port);
+        at.map(|listener| listener.llp).collect()
     }
 
     fn deliver(&mut self, sid: u32) {
@@ -81,7 +101,7 @@ impl Wire {
             return;
         };
         end.bytes_needed = None;
-        let bytes = end.inbox.drain(..bytes_needed.min(end.inbox.len())).collect();
+        let bytes = end.inbox.take(bytes_needed);
         self.events
             .push_back((end.side, DeviceEvent::Received(sid, Ok(bytes))));
     }
@@ -112,7 +132,7 @@ impl Carrier for Port<'_> {
         wire.last_sent = bytes.to_vec();
         let peer = wire.ends.get(&sid).ok_or(Errno::INVAL)?.peer;
         if let Some(end) = wire.ends.get_mut(&peer) {
-            end.inbox.extend_from_slice(bytes);
+            end.inbox.push(bytes);
         }
         wire.deliver(peer);
         Ok(())
@@ -128,7 +148,7 @@ impl Carrier for Port<'_> {
     fn inbox(&mut self, sid: u32) -> Result<Inbox, Errno> {
         let wire = self.wire.borrow();
         let end = wire.ends.get(&sid).ok_or(Errno::INVAL)?;
-        Ok(Inbox::of(&end.inbox, end.fin))
+        Ok(end.inbox.inbox(end.fin))
     }
 
     fn close(&mut self, sid: u32, _how: Close) {
@@ -148,6 +168,7 @@ impl Carrier for Port<'_> {
 impl Device for Port<'_> {
     fn listen(
         &mut self,
+        llp: Llp,
         local: SocketAddr,
         _traffic_class: u8,
         ipv6_only: bool,
@@ -165,11 +186,18 @@ impl Device for Port<'_> {
             return Err(Errno::ADDRNOTAVAIL);
         }
         let shared = |other: &[bool; 2]| (0..2).any(|family| other[family] && families[family]);
-        let taken = |(_, other, of): &(usize, u16, [bool; 2])| *other == port && shared(of);
-        if wire.listeners.values().any(taken) {
+        let taken = |other: &Listening| (other.llp, other.port) == (llp, port) && shared(&other.families);
+        if wire.listeners.values().any(taken) || wire.busy.contains(&(llp, port)) {
             return Err(Errno::ADDRINUSE);
         }
-        wire.listeners.insert(lid, (self.side, port, families));
+        let side = self.side;
+        let listening = Listening {
+            side,
+            llp,
+            port,
+            families,
+        };
+        wire.listeners.insert(lid, listening);
         Ok((lid, port))
     }
 
@@ -177,9 +205,15 @@ impl Device for Port<'_> {
         assert!(self.wire.borrow_mut().listeners.remove(&lid).is_some());
     }
 
-    fn connect(&mut self, remote: SocketAddr, local: SocketAddr, _traffic_class: u8) -> Result<u32, Errno> {
+    fn connect(
+        &mut self,
+        llp: Llp,
+        remote: SocketAddr,
+        local: SocketAddr,
+        _traffic_class: u8,
+    ) -> Result<u32, Errno> {
         let mut wire = self.wire.borrow_mut();
-        let listens = wire.listeners.values().any(|(_, port, _)| *port == local.port());
+        let listens = wire.llps(local.port()).contains(&llp);
         if listens || wire.taken.contains(&local.port()) {
             return Err(Errno::ADDRINUSE);
         }
@@ -197,10 +231,11 @@ impl Device for Port<'_> {
         let listener = wire
             .listeners
             .iter()
-            .find(|(_, (_, port, families))| {
-                *port == remote.port() && families[usize::from(remote.is_ipv6())]
+            .find(|(_, listener)| {
+                (listener.llp, listener.port) == (llp, remote.port())
+                    && listener.families[usize::from(remote.is_ipv6())]
             })
-            .map(|(lid, (side, ..))| (*lid, *side));
+            .map(|(lid, listener)| (*lid, listener.side));
         let Some((lid, side)) = listener else {
             wire.events
                 .push_back((self.side, DeviceEvent::Connected(ours, Err(Errno::CONNREFUSED))));
@@ -215,6 +250,7 @@ impl Device for Port<'_> {
         let end = |peer, side, ends| End {
             peer,
             side,
+            inbox: Received::new(llp),
             ends: Some(ends),
             ..End::default()
         };
@@ -253,6 +289,10 @@ impl Device for Port<'_> {
 
     fn gid_index(&mut self, _address: SocketAddr) -> u8 {
         3
+    }
+
+    fn is_unreliable(&mut self, qid: u32) -> bool {
+        self.wire.borrow().unreliable.contains(&qid)
     }
 
     fn awaits_stream(&mut self, qid: u32) -> bool {

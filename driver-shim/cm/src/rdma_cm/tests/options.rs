@@ -120,7 +120,7 @@ fn empa_38_a_terminate_reports_an_error_after_the_reply() {
         ..negotiated
     };
     assert_eq!(
-        marked.terminate_frame(terminate::LOCAL)[..4],
+        marked.terminate_frame(terminate::LOCAL).unwrap()[..4],
         [0; 4],
         "a marker precedes the FPDU"
     );
