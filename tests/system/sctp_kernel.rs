@@ -17,9 +17,9 @@ use urnic_tests::or_skip;
 use urnic_tests::random::Random;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{TIME_LIMIT, free_port};
-use urnic_wire::ddp::{UNTAGGED_LEN, UntaggedHeader};
+use urnic_wire::ddp::{Header, UNTAGGED_LEN, UntaggedHeader};
 use urnic_wire::mpa::startup::EnhancedWord;
-use urnic_wire::sctp::chunk::Contents;
+use urnic_wire::sctp::chunk::{Contents, SSN_LEN};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
 
 /// Bytes of an SCTP packet with IPv4 and UDP in front of it, on a network of 1500 bytes.
@@ -161,9 +161,35 @@ impl Host {
                 Ok(()) if is_terminate(message) => *outgoing = Outgoing::default(),
                 Ok(()) => outgoing.advance(),
                 Err(SendError::Full) => return,
-                Err(error) => panic!("{error}: {message:?}"),
+                Err(error) => panic!("{error}: {} bytes on stream {stream}", message.data.len()),
             }
             self.unsent.pop_front();
+        }
+    }
+
+    /// The longest Send that is one segment.
+    fn longest(&self) -> usize {
+        self.endpoint.longest() - SSN_LEN - UNTAGGED_LEN
+    }
+
+    /// Sends a segment back: in two, if the kernel's packets have room for longer ones than ours.
+    fn echo(&mut self, stream: u16, message: Message) {
+        let contents = Contents::Segment;
+        let (Header::Untagged(header), payload) = Header::parse(&message.data).expect("a segment") else {
+            panic!("a tagged segment");
+        };
+        let (first, rest) = payload.split_at(payload.len().min(self.longest()));
+        let mut put = |header: UntaggedHeader, payload: &[u8]| {
+            let mut data = vec![0; UNTAGGED_LEN];
+            header.emit(&mut data);
+            data.extend(payload);
+            self.unsent.push_back((stream, Message { contents, data }));
+        };
+        let last = header.last && rest.is_empty();
+        put(UntaggedHeader { last, ..header }, first);
+        if !rest.is_empty() {
+            let mo = header.mo + first.len() as u32;
+            put(UntaggedHeader { mo, ..header }, rest);
         }
     }
 
@@ -194,7 +220,7 @@ impl Host {
         let mut said = Vec::new();
         self.run(|host, stream, message| {
             if message.contents == Contents::Segment {
-                return host.unsent.push_back((stream, message));
+                return host.echo(stream, message);
             }
             let parsed = SessionMessage::parse(&message.data).expect("session control");
             said.push(format!("{stream}: {parsed}"));
@@ -310,6 +336,12 @@ fn kernel_connects(
     (host, said, printed)
 }
 
+/// The number of messages of which the kernel has got fragments (RFC 5043 §9: there must be none).
+#[track_caller]
+fn fragments(guest: &Guest) -> String {
+    guest.start("grep SctpReasmUsrMsgs /proc/net/sctp/snmp").success()
+}
+
 /// The lines of a peer's output that have these words.
 fn count(printed: &str, words: &str) -> usize {
     printed.lines().filter(|line| line.contains(words)).count()
@@ -393,7 +425,9 @@ fn the_kernel_accepts_sessions() {
         ord: 3,
         ..EnhancedWord::default()
     };
-    for (sessions, word, len) in [(1, None, 64), (3, Some(word), 1424)] {
+    let before = fragments(&guest);
+    let longest = Host::new(free_port(), 1, 0).longest();
+    for (sessions, word, len) in [(1, None, 64), (3, Some(word), longest)] {
         let task = guest.sctp_listener(&format!("{peer} passive {} sessions {sessions}", guest.port));
         let mut host = Host::new(free_port(), sessions, 0);
         let said = host.request(there(&guest), word, 50, len);
@@ -410,6 +444,7 @@ fn the_kernel_accepts_sessions() {
             "{printed}"
         );
     }
+    assert_eq!(fragments(&guest), before);
 }
 
 #[test]
@@ -427,6 +462,7 @@ fn the_kernel_rejects_sessions() {
 fn the_kernel_and_we_repeat_what_a_network_loses() {
     let guest = or_skip!(Guest::borrowed());
     let peer = or_skip!(guest.with_sctp());
+    let before = fragments(&guest);
     let (host, said, printed) = kernel_connects(&guest, peer, (3, 10), "sends 40 size 1000");
     assert_eq!(said.len(), 6, "{said:?}");
     assert_eq!(count(&printed, "as filled"), 120, "{printed}");
@@ -439,6 +475,7 @@ fn the_kernel_and_we_repeat_what_a_network_loses() {
     let printed = task.success();
     assert_eq!(said.len(), 6, "{said:?}");
     assert!(host.early > 0 && count(&printed, "came before") > 0, "{printed}");
+    assert_eq!(fragments(&guest), before);
 }
 
 #[test]
