@@ -48,6 +48,7 @@ mod rpc_service;
 mod rsockets;
 mod same_host;
 mod sanitizers;
+mod sctp;
 mod sctp_kernel;
 mod serve;
 mod served;

@@ -338,12 +338,12 @@ fn kernel_connects(
 
 /// The number of messages of which the kernel has got fragments (RFC 5043 §9: there must be none).
 #[track_caller]
-fn fragments(guest: &Guest) -> String {
+pub(crate) fn fragments(guest: &Guest) -> String {
     guest.start("grep SctpReasmUsrMsgs /proc/net/sctp/snmp").success()
 }
 
 /// The lines of a peer's output that have these words.
-fn count(printed: &str, words: &str) -> usize {
+pub(crate) fn count(printed: &str, words: &str) -> usize {
     printed.lines().filter(|line| line.contains(words)).count()
 }
 
@@ -522,7 +522,7 @@ fn two_ends_of_the_kernel_agree() {
 
 /// tshark finds SCTP with DDP's identifiers in the UDP datagrams, and RDMAP in the segments.
 #[track_caller]
-fn is_ddp_over_sctp(wire: &Wire, port: u16) {
+pub(crate) fn is_ddp_over_sctp(wire: &Wire, port: u16) {
     let decode = format!("udp.port=={port},sctp");
     let field = |name, filter: &str| wire.tshark(&["-d", &decode, "-T", "fields", "-e", name], filter);
     let init = "sctp.chunk_type == 1 || sctp.chunk_type == 2";
