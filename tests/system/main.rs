@@ -48,6 +48,8 @@ mod rpc_service;
 mod rsockets;
 mod same_host;
 mod sanitizers;
+mod sctp;
+mod sctp_kernel;
 mod serve;
 mod served;
 mod several_devices;
