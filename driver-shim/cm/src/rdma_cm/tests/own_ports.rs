@@ -110,7 +110,7 @@ fn cmp_01_a_listener_leaves_the_tcp_port_to_others() {
 }
 
 #[test]
-fn cmp_02_programs_see_the_number_of_the_listener_only() {
+pub(super) fn cmp_02_programs_see_the_number_of_the_listener_only() {
     for configs in [[own(), own()], [tcp(), own()]] {
         let mut net = Net::new(&configs);
         let (at, listener) = net.listen(1, 7471, 0);
@@ -130,7 +130,7 @@ fn cmp_02_programs_see_the_number_of_the_listener_only() {
 }
 
 #[test]
-fn cmp_03_initiators_reach_listeners_with_tcp_ports() {
+pub(super) fn cmp_03_initiators_reach_listeners_with_tcp_ports() {
     for initiator in [own(), tcp()] {
         let mut net = Net::new(&[initiator, tcp()]);
         let (at, _) = net.listen(1, 7471, 0);
@@ -141,7 +141,7 @@ fn cmp_03_initiators_reach_listeners_with_tcp_ports() {
 }
 
 #[test]
-fn cmp_04_without_a_listener_an_initiator_is_rejected_at_once() {
+pub(super) fn cmp_04_without_a_listener_an_initiator_is_rejected_at_once() {
     for initiator in [own(), tcp()] {
         let mut net = Net::new(&[initiator, own()]);
         let (channel, id) = begin(&mut net);
@@ -456,7 +456,7 @@ fn tcp_ports_of_listeners_are_in_the_range() {
 }
 
 #[test]
-fn a_connection_between_bind_and_listen_waits() {
+pub(super) fn a_connection_between_bind_and_listen_waits() {
     let mut net = pair();
     let (channel, id) = bound(&mut net, 1, PS_TCP, "0.0.0.0:7471").unwrap();
     begin(&mut net);
