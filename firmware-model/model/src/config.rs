@@ -194,7 +194,8 @@ impl ModelConfig {
             | features::WINDOWS
             | features::MODERATION
             | features::UNRELIABLE
-            | features::DATAGRAMS;
+            | features::DATAGRAMS
+            | features::SCTP;
         if self.rfc7306 {
             offered |= features::ATOMICS | features::IMMEDIATE;
         }

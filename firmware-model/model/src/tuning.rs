@@ -244,3 +244,8 @@ pub(crate) const RECEIVER_CHECK_EVERY: u32 = 64;
 pub(crate) const OFFER_LOOKS: u32 = 2;
 /// Offers that are examined for one datagram.
 pub(crate) const OFFERS_LOOKED_AT: usize = 16;
+
+/// Scheduling slice, in nanoseconds, and priority that the device's threads request: a thread that
+/// waits for them often spins, and must yield to them.
+pub(crate) const SLICE_NS: u64 = 100_000;
+pub(crate) const NICE: i32 = -10;

@@ -131,14 +131,43 @@ fn is_equal(one: &[u8], other: &[u8; MAC_LEN]) -> bool {
 
 /// The packet that ends the association which an INIT or INIT ACK with this tag would begin.
 pub fn abort(to: &Packet<'_>, initiate_tag: u32) -> Vec<u8> {
+    answer(to, initiate_tag, [chunk_type::ABORT, 0])
+}
+
+/// The answer to a SHUTDOWN ACK that belongs to no association, with its tag (RFC 9260 §8.4). It is
+/// not longer, and ends nothing that the receiver did not end.
+pub fn shutdown_complete(to: &Packet<'_>) -> Vec<u8> {
+    answer(to, to.tag, [chunk_type::SHUTDOWN_COMPLETE, TAG_REFLECTED])
+}
+
+/// The T flag of SHUTDOWN COMPLETE.
+const TAG_REFLECTED: u8 = 1;
+
+/// A packet with one chunk of this type and flags, without a value.
+fn answer(to: &Packet<'_>, tag: u32, chunk: [u8; 2]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER_LEN + CHUNK_HEADER_LEN);
     bytes.extend_from_slice(&to.destination.to_be_bytes());
     bytes.extend_from_slice(&to.source.to_be_bytes());
-    bytes.extend_from_slice(&initiate_tag.to_be_bytes());
+    bytes.extend_from_slice(&tag.to_be_bytes());
     bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&[chunk_type::ABORT, 0, 0, 0]);
+    bytes.extend_from_slice(&chunk);
+    bytes.extend_from_slice(&[0; 2]);
     end_chunk(&mut bytes);
     bytes
+}
+
+/// The packet with the chunks of these types only; `None` if it has none.
+pub fn some_chunks(bytes: &[u8], packet: &Packet<'_>, wanted: impl Fn(u8) -> bool) -> Option<Vec<u8>> {
+    let mut some = bytes.get(..HEADER_LEN)?.to_vec();
+    for chunk in packet.chunks().flatten().filter(|chunk| wanted(chunk.kind)) {
+        let len = u16::try_from(CHUNK_HEADER_LEN + chunk.value.len()).ok()?;
+        some.extend_from_slice(&[chunk.kind, chunk.flags]);
+        some.extend_from_slice(&len.to_be_bytes());
+        some.extend_from_slice(chunk.value);
+        some.resize(some.len().next_multiple_of(4), 0);
+    }
+    packet::seal(&mut some);
+    (some.len() > HEADER_LEN).then_some(some)
 }
 
 fn put_parameter(to: &mut Vec<u8>, kind: u16, value: &[u8]) {

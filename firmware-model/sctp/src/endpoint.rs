@@ -4,59 +4,15 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dcsctp::api::{
-    DcSctpSocket, Message as Sent, Options, PpId, SendOptions, Socket, SocketEvent, SocketState, SocketTime,
-    StreamId,
-};
+use dcsctp::api::{DcSctpSocket, Options, Socket, SocketEvent, SocketState};
 use urnic_wire::sctp::adaptation::Adaptation;
-use urnic_wire::sctp::chunk::{Contents, MIN_MULPDU};
+use urnic_wire::sctp::chunk::Contents;
 use urnic_wire::sctp::packet::{Data, Packet, STATE_COOKIE, chunk_type, parameters};
 
+use crate::association::Association;
 use crate::completion::{self, Key};
-
-/// Bytes of an SCTP packet with one DATA chunk, without the user data.
-const DATA_OVERHEAD: usize = 12 + 16;
-/// The shortest maximum of packets: one with the shortest maximum of messages.
-const LEAST_PACKET: usize = DATA_OVERHEAD + MIN_MULPDU as usize;
-
-/// The settings of an endpoint.
-#[derive(Debug, Clone, Copy)]
-pub struct Settings {
-    /// Its SCTP port.
-    pub port: u16,
-    /// The longest SCTP packet, so that its UDP datagram is not fragmented; 544 if it is less.
-    pub packet_len: usize,
-    /// Streams of an association, in each direction (RFC 5043 §8).
-    pub streams: u16,
-    /// Bytes that a peer may have in the receive buffer of an association.
-    pub window: usize,
-    /// Messages that a peer may have there: short ones take more memory than their bytes.
-    pub unread: usize,
-    /// Bytes of an association that may wait to be sent.
-    pub unsent: usize,
-    /// Most associations.
-    pub associations: usize,
-    /// Whether peers may begin associations.
-    pub listens: bool,
-}
-
-impl Settings {
-    /// An endpoint that listens at this SCTP port: packets for a network of 1500 bytes, a mebibyte
-    /// of each kind for an association.
-    pub fn of_port(port: u16) -> Settings {
-        Settings {
-            port,
-            // IPv6 and UDP take 48 bytes.
-            packet_len: 1452,
-            streams: 1024,
-            window: 1 << 20,
-            unread: 4096,
-            unsent: 1 << 20,
-            associations: 1024,
-            listens: true,
-        }
-    }
-}
+pub use crate::settings::{Settings, Times};
+use crate::unsent::Message;
 
 /// An association of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,12 +45,15 @@ pub enum Event {
 /// Why an association ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// The peer ended it in order.
-    #[error("the peer closed the SCTP association")]
+    /// One end ended it in order, after all messages.
+    #[error("the SCTP association was closed")]
     Closed,
     /// The peer aborted it, or does not answer.
     #[error("the SCTP association was aborted, or the peer does not answer")]
     Aborted,
+    /// Nothing is at the peer's UDP port.
+    #[error("no SCTP over UDP at the peer's address")]
+    Refused,
     /// The peer did not say that it supports DDP (RFC 5043 §11.1).
     #[error("the peer has no DDP over SCTP")]
     NoDdp,
@@ -106,7 +65,7 @@ pub enum Reason {
 /// Why a message was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// There is no such association.
+    /// There is no such association, or it is being ended in order.
     #[error("the SCTP association has ended")]
     Ended,
     /// Too much waits to be sent; [`Event::Writable`] follows.
@@ -128,20 +87,6 @@ pub struct Received {
     pub data: Vec<u8>,
 }
 
-struct Association {
-    peer: Peer,
-    socket: Socket,
-    /// When it began: the library counts from there.
-    begun: Duration,
-    /// A peer began it.
-    accepted: bool,
-    established: bool,
-    /// Streams in each direction; fewer than those of the settings if the peer has fewer.
-    streams: u16,
-    /// The last message did not fit.
-    full: bool,
-}
-
 /// The associations of one UDP port.
 pub struct Endpoint {
     settings: Settings,
@@ -150,23 +95,11 @@ pub struct Endpoint {
     drawn: u64,
     associations: HashMap<AssociationId, Association>,
     by_peer: HashMap<Peer, AssociationId>,
+    /// Messages of associations that have ended.
+    ended: HashMap<AssociationId, VecDeque<Received>>,
     next: u64,
     packets: VecDeque<(SocketAddr, Vec<u8>)>,
     events: VecDeque<Event>,
-}
-
-impl Association {
-    /// Lets the library do what is due at `now`.
-    fn at(&mut self, now: Duration) {
-        let since = now.saturating_sub(self.begun);
-        self.socket.advance_time(SocketTime::zero() + since);
-    }
-
-    /// When something is due next.
-    fn timeout(&self) -> Option<Duration> {
-        let at = self.socket.poll_timeout();
-        (at != SocketTime::infinite_future()).then(|| at - SocketTime::zero() + self.begun)
-    }
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -188,20 +121,17 @@ impl Endpoint {
             drawn: 0,
             associations: HashMap::new(),
             by_peer: HashMap::new(),
+            ended: HashMap::new(),
             next: 0,
             packets: VecDeque::new(),
             events: VecDeque::new(),
         }
     }
 
-    /// The longest message, with its DDP-SSN: the most that fits one packet (RFC 5043 §9).
+    /// The longest message, with its DDP-SSN: the most that fits one packet beside an
+    /// acknowledgement (RFC 5043 §9).
     pub fn longest(&self) -> usize {
-        self.packet_len() - DATA_OVERHEAD
-    }
-
-    /// The longest packet, whose length is a multiple of four.
-    fn packet_len(&self) -> usize {
-        self.settings.packet_len.max(LEAST_PACKET) / 4 * 4
+        self.settings.longest_message()
     }
 
     /// Begins an association, or returns the one that there is with this peer. `None`: there are
@@ -239,10 +169,20 @@ impl Endpoint {
                     self.echoed(peer, known, &opened, now);
                 }
             }
+            (chunk_type::SHUTDOWN_ACK, _) if !self.is_established(known) => {
+                // The last packet of an association that has ended here was lost.
+                let complete = completion::shutdown_complete(&packet);
+                self.packets.push_back((from, complete));
+            }
             (_, Some(id)) => self.arrived(id, bytes, &packet, now),
             // A packet of a peer without an association is not answered: it may be forged.
             (_, None) => {}
         }
+    }
+
+    fn is_established(&self, id: Option<AssociationId>) -> bool {
+        let association = id.and_then(|id| self.associations.get(&id));
+        association.is_some_and(|association| association.established)
     }
 
     /// A packet from the address of a peer with an association.
@@ -274,7 +214,44 @@ impl Endpoint {
             self.events.push_back(Event::Ended(id, Reason::Violation));
             return;
         }
-        self.feed(id, bytes, now);
+        if has_tag && association.established {
+            self.authenticated(id, bytes, packet, now);
+        } else {
+            self.feed(id, bytes, now);
+        }
+    }
+
+    /// A packet of a peer with an established association, with the right tag.
+    fn authenticated(&mut self, id: AssociationId, bytes: &[u8], packet: &Packet<'_>, now: Duration) {
+        let Some(association) = self.associations.get_mut(&id) else {
+            return;
+        };
+        association.heard(&self.settings, now);
+        let has = |wanted: &[u8]| {
+            packet
+                .chunks()
+                .flatten()
+                .any(|chunk| wanted.contains(&chunk.kind))
+        };
+        if has(&[
+            chunk_type::ABORT,
+            chunk_type::SHUTDOWN_ACK,
+            chunk_type::SHUTDOWN_COMPLETE,
+        ]) {
+            association.keep_ready(&self.settings);
+        }
+        if !has(&[chunk_type::SHUTDOWN]) || association.socket.state() != SocketState::Connected {
+            return self.feed(id, bytes, now);
+        }
+        // The library would not wait until the peer has all messages.
+        let is_shutdown = |kind| kind == chunk_type::SHUTDOWN;
+        if let Some(shutdown) = completion::some_chunks(bytes, packet, is_shutdown) {
+            association.peer_closes(shutdown);
+        }
+        match completion::some_chunks(bytes, packet, |kind| !is_shutdown(kind)) {
+            Some(others) => self.feed(id, &others, now),
+            None => self.drain(id, now),
+        }
     }
 
     /// Whether an INIT ACK is for DDP, and its cookie can be sent back.
@@ -325,7 +302,7 @@ impl Endpoint {
         if socket.state() != SocketState::Connected {
             return;
         }
-        if self.associations.len() >= self.settings.associations {
+        if self.is_full() {
             // An ABORT in place of the COOKIE ACK.
             while socket.poll_event().is_some() {}
             socket.close();
@@ -346,6 +323,7 @@ impl Endpoint {
     /// An association that has not begun.
     fn socket(&mut self, peer: Peer) -> Socket {
         self.seed();
+        let times = self.settings.times;
         Socket::new(
             "",
             &Options {
@@ -353,39 +331,42 @@ impl Endpoint {
                 remote_port: peer.port,
                 announced_maximum_incoming_streams: self.settings.streams,
                 announced_maximum_outgoing_streams: self.settings.streams,
-                mtu: self.packet_len(),
+                mtu: self.settings.longest_packet(),
                 max_message_size: self.longest(),
                 max_receiver_window_buffer_size: self.settings.window,
                 max_send_buffer_size: self.settings.unsent,
                 per_stream_send_queue_limit: self.settings.unsent,
-                total_buffered_amount_low_threshold: self.settings.unsent / 2,
                 // A message that is given up would be a hole for ever.
                 enable_partial_reliability: false,
+                rto_initial: times.rto_initial,
+                rto_min: times.rto_min,
+                rto_max: times.rto_max,
+                t1_init_timeout: times.rto_initial,
+                t1_cookie_timeout: times.rto_initial,
+                max_init_retransmits: Some(times.requests),
+                max_timer_backoff_duration: Some(times.longest_backoff()),
+                heartbeat_interval: times.heartbeat,
+                // The endpoint ends associations whose peer is silent.
+                max_retransmissions: None,
                 ..Options::default()
             },
         )
     }
 
+    /// Whether there can be no more associations.
+    fn is_full(&self) -> bool {
+        self.associations.len() + self.ended.len() >= self.settings.associations
+    }
+
     fn insert(&mut self, peer: Peer, socket: Socket, now: Duration) -> Option<AssociationId> {
-        let accepted = socket.state() == SocketState::Connected;
-        if self.associations.len() >= self.settings.associations {
+        if self.is_full() {
             return None;
         }
         let id = AssociationId(self.next);
         self.next += 1;
         self.by_peer.insert(peer, id);
-        self.associations.insert(
-            id,
-            Association {
-                peer,
-                socket,
-                begun: now,
-                accepted,
-                streams: self.settings.streams,
-                established: false,
-                full: false,
-            },
-        );
+        let association = Association::new(peer, socket, &self.settings, now);
+        self.associations.insert(id, association);
         Some(id)
     }
 
@@ -397,46 +378,29 @@ impl Endpoint {
         }
     }
 
-    /// Takes the library's events of an association.
+    /// Lets an association do what it can, and reports what has happened to it.
     fn drain(&mut self, id: AssociationId, now: Duration) {
         let Some(association) = self.associations.get_mut(&id) else {
             return;
         };
-        let mut ended = None;
-        while let Some(event) = association.socket.poll_event() {
-            match event {
-                SocketEvent::SendPacket(packet) => {
-                    let to = association.peer.address;
-                    let packet = completion::complete(packet, &self.key, to, now);
-                    self.packets.push_back((to, packet));
-                }
-                SocketEvent::OnClosed() => _ = ended.get_or_insert(Reason::Closed),
-                SocketEvent::OnAborted(..) => _ = ended.get_or_insert(Reason::Aborted),
-                // What was on its way is lost, and DDP cannot go on after a hole.
-                SocketEvent::OnConnectionRestarted() => {
-                    association.socket.close();
-                    ended = Some(Reason::Aborted);
-                }
-                SocketEvent::OnTotalBufferedAmountLow() if association.full => {
-                    association.full = false;
-                    self.events.push_back(Event::Writable(id));
-                }
-                _ => {}
-            }
+        let was_established = association.established;
+        let mut packets = Vec::new();
+        let ended = association.work(&self.settings, now, &mut packets);
+        let to = association.peer.address;
+        for packet in packets {
+            let packet = completion::complete(packet, &self.key, to, now);
+            self.packets.push_back((to, packet));
         }
-        if !association.established && association.socket.state() == SocketState::Connected {
-            association.established = true;
-            let agreed = association.socket.get_metrics().map(|metrics| {
-                let outgoing = metrics.negotiated_maximum_outgoing_streams;
-                outgoing.min(metrics.negotiated_maximum_incoming_streams)
-            });
-            association.streams = association.streams.min(agreed.unwrap_or(0));
+        if association.established && !was_established {
             self.events.push_back(match association.accepted {
                 true => Event::Accepted(id, association.peer),
                 false => Event::Connected(id),
             });
         }
-        let unread = association.socket.messages_ready_count();
+        if association.has_room_again(&self.settings) && ended.is_none() {
+            self.events.push_back(Event::Writable(id));
+        }
+        let unread = association.unread();
         if unread > self.settings.unread {
             self.abort(id, now);
             self.events.push_back(Event::Ended(id, Reason::Violation));
@@ -462,12 +426,18 @@ impl Endpoint {
     fn end(&mut self, id: AssociationId, reason: Reason) {
         if let Some(association) = self.associations.remove(&id) {
             self.by_peer.remove(&association.peer);
+            let ready = association.into_ready();
+            if !ready.is_empty() {
+                self.ended.insert(id, ready);
+            }
             self.events.push_back(Event::Ended(id, reason));
         }
     }
 
-    /// Aborts an association. No event of it follows those that were reported.
+    /// Aborts an association. No event of it follows those that were reported, and its messages are
+    /// forgotten.
     pub fn abort(&mut self, id: AssociationId, now: Duration) {
+        self.forget(id);
         if let Some(mut association) = self.associations.remove(&id) {
             self.by_peer.remove(&association.peer);
             association.socket.close();
@@ -476,7 +446,41 @@ impl Endpoint {
         }
     }
 
-    /// Sends a message, which has its DDP-SSN in front, unordered.
+    /// Ends an association in order, after all messages that were sent on it: both ends see
+    /// [`Reason::Closed`]. Messages of the peer may still come before. Until then it takes no more
+    /// messages to be sent.
+    pub fn shutdown(&mut self, id: AssociationId, now: Duration) {
+        if let Some(association) = self.associations.get_mut(&id) {
+            association.at(now);
+            association.close();
+            self.drain(id, now);
+        }
+    }
+
+    /// Forgets the messages of an association that has ended, which nobody will take.
+    pub fn forget(&mut self, id: AssociationId) {
+        self.ended.remove(&id);
+    }
+
+    /// The host or the network of this address says that nothing is at this UDP port (RFC 6951
+    /// §5.5). Anybody may say so, so this ends only associations that are not established yet;
+    /// others have their heartbeats.
+    pub fn unreachable(&mut self, from: SocketAddr) {
+        let is_meant =
+            |association: &Association| association.peer.address == from && !association.established;
+        let meant = self
+            .associations
+            .iter()
+            .filter(|(_, association)| is_meant(association));
+        let ids: Vec<AssociationId> = meant.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.end(id, Reason::Refused);
+        }
+    }
+
+    /// Sends a message, which has its DDP-SSN in front, unordered. Before the association is
+    /// established the number of its streams is not known: one with a message on a stream that the
+    /// peer does not have ends.
     ///
     /// # Errors
     /// [`SendError`].
@@ -484,49 +488,59 @@ impl Endpoint {
         &mut self,
         id: AssociationId,
         (stream, contents): (u16, Contents),
-        message: Vec<u8>,
+        data: Vec<u8>,
         now: Duration,
     ) -> Result<(), SendError> {
-        let longest = self.longest();
         let association = self.associations.get_mut(&id).ok_or(SendError::Ended)?;
-        if message.len() > longest || message.is_empty() || stream >= association.streams {
-            return Err(SendError::Invalid);
-        }
-        association.at(now);
-        let sent = Sent::new(StreamId(stream), PpId(contents.ppid()), message);
-        let unordered = SendOptions {
-            unordered: true,
-            ..SendOptions::default()
-        };
-        let taken = association.socket.send(sent, &unordered);
-        association.full |= taken == Err(dcsctp::api::SendError::ResourceExhaustion);
-        self.drain(id, now);
-        taken.map_err(|error| match error {
-            dcsctp::api::SendError::ResourceExhaustion => SendError::Full,
-            dcsctp::api::SendError::ShuttingDown => SendError::Ended,
-            _ => SendError::Invalid,
-        })
-    }
-
-    /// The next message of an association, in the order in which SCTP has it. Messages that are not
-    /// taken before the association ends are lost, as those that have not come.
-    pub fn take(&mut self, id: AssociationId, now: Duration) -> Option<Received> {
-        let association = self.associations.get_mut(&id)?;
-        let message = association.socket.get_next_message()?;
-        let contents = Contents::of(message.ppid.0);
-        let Some(contents) = contents.filter(|_| message.payload.len() <= self.settings.window) else {
-            self.abort(id, now);
-            self.events.push_back(Event::Ended(id, Reason::Violation));
-            return None;
-        };
-        let stream = message.stream_id.0;
-        // The window opens.
-        self.drain(id, now);
-        Some(Received {
+        let message = Message {
             stream,
             contents,
-            data: message.payload,
-        })
+            data,
+        };
+        association.send(message, &self.settings)?;
+        association.at(now);
+        self.drain(id, now);
+        Ok(())
+    }
+
+    /// At least the bytes that were taken by [`Endpoint::send`], with the headers of their chunks,
+    /// and that the peer has not acknowledged: 0 if it has all. Also 0 of an association that has
+    /// ended: then the [`Reason`] says whether it has all.
+    pub fn unacknowledged(&self, id: AssociationId) -> usize {
+        self.associations.get(&id).map_or(0, Association::unacknowledged)
+    }
+
+    /// The number of streams in each direction on which both ends agreed; `None` before that, and
+    /// after the end.
+    pub fn streams(&self, id: AssociationId) -> Option<u16> {
+        let association = self.associations.get(&id)?;
+        association.established.then_some(association.streams)
+    }
+
+    /// The next message of an association, in the order in which SCTP has it. Those that came before
+    /// it ended can still be taken after [`Reason::Closed`] and [`Reason::Aborted`], until they are
+    /// [forgotten](Endpoint::forget).
+    pub fn take(&mut self, id: AssociationId, now: Duration) -> Option<Received> {
+        if let Some(ready) = self.ended.get_mut(&id) {
+            let message = ready.pop_front();
+            if ready.is_empty() {
+                self.ended.remove(&id);
+            }
+            return message;
+        }
+        let message = self.associations.get_mut(&id)?.take(&self.settings)?;
+        match message {
+            Ok(message) => {
+                // The window opens.
+                self.drain(id, now);
+                Some(message)
+            }
+            Err(reason) => {
+                self.abort(id, now);
+                self.events.push_back(Event::Ended(id, reason));
+                None
+            }
+        }
     }
 
     /// When [`Endpoint::advance`] is due.
@@ -539,10 +553,15 @@ impl Endpoint {
     pub fn advance(&mut self, now: Duration) {
         let all: Vec<AssociationId> = self.associations.keys().copied().collect();
         for id in all {
-            if let Some(association) = self.associations.get_mut(&id) {
+            let Some(association) = self.associations.get_mut(&id) else {
+                continue;
+            };
+            if association.is_silent(&self.settings, now) {
+                association.give_up(&self.settings);
+            } else {
                 association.at(now);
-                self.drain(id, now);
             }
+            self.drain(id, now);
         }
     }
 
@@ -554,6 +573,11 @@ impl Endpoint {
     /// What happened next.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// Whether peers may begin associations from now on.
+    pub fn set_listening(&mut self, listens: bool) {
+        self.settings.listens = listens;
     }
 
     /// The number of associations.

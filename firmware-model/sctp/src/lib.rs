@@ -15,8 +15,12 @@
 
 #![forbid(unsafe_code)]
 
+mod association;
 pub mod completion;
 pub mod endpoint;
+mod in_flight;
 pub mod order;
+mod settings;
 #[cfg(test)]
 mod tests;
+mod unsent;

@@ -43,7 +43,8 @@ pub struct Incoming {
     waiting: HashMap<u16, Message>,
     /// Most messages that may wait.
     most: usize,
-    /// Bytes that may still wait.
+    /// Most bytes that may wait, and how many more still may.
+    most_bytes: usize,
     room: usize,
 }
 
@@ -55,6 +56,7 @@ impl Incoming {
             next: Ssn::default(),
             waiting: HashMap::new(),
             most: most.min(MAX_IN_FLIGHT.into()),
+            most_bytes: bytes,
             room: bytes,
         }
     }
@@ -80,12 +82,22 @@ impl Incoming {
         Ok(ahead > 0)
     }
 
+    /// The next message, if it has come; [`Incoming::take`] removes it.
+    pub fn front(&self) -> Option<&Message> {
+        self.waiting.get(&self.next.0)
+    }
+
     /// The next message, if it has come.
     pub fn take(&mut self) -> Option<Message> {
         let message = self.waiting.remove(&self.next.0)?;
         self.next = self.next.next();
         self.room += message.data.len();
         Some(message)
+    }
+
+    /// Bytes of the messages that wait for one before them, or to be taken.
+    pub fn bytes(&self) -> usize {
+        self.most_bytes - self.room
     }
 
     /// The number of messages that wait for one before them, or to be taken.

@@ -13,6 +13,9 @@ use crate::completion::{COOKIE_LIFE, Key, complete, opened};
 use crate::endpoint::{AssociationId, Endpoint, Event, Peer, Reason, SendError, Settings};
 use crate::order::{Incoming, Message, OutOfOrder, Outgoing};
 
+mod ends;
+mod whole;
+
 const PORTS: [u16; 2] = [4000, 5000];
 const STEP: Duration = Duration::from_millis(5);
 
@@ -42,48 +45,62 @@ struct Net {
     ends: [Endpoint; 2],
     now: Duration,
     events: [Vec<Event>; 2],
-    /// For each packet: 0 loses it, 1 repeats it, 2 delays it; otherwise it arrives.
+    /// For each packet: 0 loses it, 1 repeats it, 2 delays it by a step, 3 by twenty; otherwise it
+    /// arrives after `latency`.
     fates: Vec<u8>,
+    latency: Duration,
     sent: usize,
-    delayed: Vec<(usize, Vec<u8>)>,
+    /// Packets on their way: when they arrive, and where.
+    travelling: Vec<(Duration, usize, Vec<u8>)>,
     /// The packets that were sent, with the sending end.
     log: Vec<(usize, Vec<u8>)>,
 }
 
 impl Net {
     fn new(fates: &[u8]) -> Net {
+        Net::of(settings, fates, Duration::ZERO)
+    }
+
+    fn of(settings: impl Fn(u16) -> Settings, fates: &[u8], latency: Duration) -> Net {
         Net {
             ends: [0, 1].map(|end| Endpoint::new(settings(PORTS[end]), [end as u8; 16])),
             now: Duration::from_secs(1),
             events: [Vec::new(), Vec::new()],
             fates: fates.to_vec(),
+            latency,
             sent: 0,
-            delayed: Vec::new(),
+            travelling: Vec::new(),
             log: Vec::new(),
         }
     }
 
     fn step(&mut self) {
         self.now += STEP;
-        let arriving = std::mem::take(&mut self.delayed);
-        for (to, packet) in arriving {
+        let now = self.now;
+        let arriving: Vec<_> = self.travelling.extract_if(.., |(at, ..)| *at <= now).collect();
+        for (_, to, packet) in arriving {
             self.ends[to].receive(address(1 - to), &packet, self.now);
         }
         for from in 0..2 {
             self.ends[from].advance(self.now);
             while let Some((to, packet)) = self.ends[from].next_packet() {
                 assert_eq!(to, address(1 - from));
-                assert!(packet.len() <= 1452, "no packet is fragmented");
+                assert_is_whole(&packet);
                 self.log.push((from, packet.clone()));
                 let fate = self.fates.get(self.sent).copied().unwrap_or(9);
                 self.sent += 1;
-                match fate {
-                    0 => {}
-                    2 => self.delayed.push((1 - from, packet)),
-                    _ => {
-                        for _ in 0..if fate == 1 { 2 } else { 1 } {
-                            self.ends[1 - from].receive(address(from), &packet, self.now);
-                        }
+                let (count, later) = match fate {
+                    0 => (0, 0),
+                    1 => (2, 0),
+                    2 => (1, 1),
+                    3 => (1, 20),
+                    _ => (1, 0),
+                };
+                for _ in 0..count {
+                    let after = self.latency + STEP * later;
+                    match after.is_zero() {
+                        true => self.ends[1 - from].receive(address(from), &packet, self.now),
+                        false => self.travelling.push((self.now + after, 1 - from, packet.clone())),
                     }
                 }
             }
@@ -131,6 +148,17 @@ fn both_ends_say_that_they_speak_ddp() {
     ];
     assert_eq!(indications, expected);
     assert_eq!(net.ends[0].connect(peer(1), net.now), Some(net.connected_id()));
+}
+
+/// A packet is not fragmented, and has no part of a message.
+fn assert_is_whole(packet: &[u8]) {
+    assert!(packet.len() <= 1452, "no packet is fragmented");
+    let packet = Packet::parse(packet).expect("a packet");
+    let mut data = packet.chunks().filter_map(|chunk| chunk.expect("a chunk").data());
+    assert!(
+        data.all(|data| data.whole && data.unordered),
+        "no message is fragmented"
+    );
 }
 
 impl Net {
@@ -329,6 +357,12 @@ fn a_connecting_end_takes_no_packet_without_its_tag() {
     packet::seal(&mut first);
     for packet in [&forged, &both, &first] {
         net.ends[0].receive(address(1), packet, net.now);
+        if packet == &first {
+            // It may be of an association that has ended here (RFC 9260 §8.5.1).
+            let (_, answer) = net.ends[0].next_packet().expect("an answer");
+            assert_eq!(answer[4..8], first[4..8], "the tag is reflected");
+            assert_eq!(answer[12..], [chunk_type::SHUTDOWN_COMPLETE, 1, 0, 4]);
+        }
         assert_eq!(net.ends[0].next_packet(), None);
         assert_eq!((net.ends[0].next_event(), net.ends[0].associations()), (None, 1));
     }

@@ -39,6 +39,10 @@ pub mod chunk_type {
     pub const INIT_ACK: u8 = 2;
     /// ABORT.
     pub const ABORT: u8 = 6;
+    /// SHUTDOWN.
+    pub const SHUTDOWN: u8 = 7;
+    /// SHUTDOWN ACK.
+    pub const SHUTDOWN_ACK: u8 = 8;
     /// COOKIE ECHO.
     pub const COOKIE_ECHO: u8 = 10;
     /// SHUTDOWN COMPLETE.

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use urnic_device::command::{Handle, Status};
 use urnic_device::stream::{
     Attach, BindDatagrams, Close, Connect, DatagramPort, Listen, Listening, MAX_STREAMING, Multicast,
-    Receive, bind, listen,
+    Receive, bind, listen, llp,
 };
 use zerocopy::little_endian::U32;
 
@@ -28,6 +28,11 @@ impl Job<'_> {
         let class = traffic_class(arguments.traffic_class);
         let traffic_class = class.of(argument!(Connect.traffic_class))?;
         (remote.port() != 0 && !remote.ip().is_multicast()).of(argument!(Connect.remote))?;
+        let is_sctp = match arguments.llp.get() {
+            llp::TCP => false,
+            llp::SCTP => true,
+            _ => return Err(Status::InvalidArgument).of(argument!(Connect.llp)),
+        };
         let core = self.core;
         let given = local.map(|l| l.ip()).filter(|ip| !ip.is_unspecified());
         if !core.config.may_connect(remote.ip(), given) {
@@ -37,7 +42,8 @@ impl Job<'_> {
             Some(own) if given.is_none() => Some(SocketAddr::new(own, local.map_or(0, |l| l.port()))),
             _ => local,
         };
-        let stream = core.network.connect(remote, local, traffic_class);
+        let network = core.network_of(is_sctp)?;
+        let stream = network.connect(remote, local, traffic_class);
         handle(core.streams.connect(&core.schedule, stream, self.effects)?)
     }
 
@@ -47,9 +53,10 @@ impl Job<'_> {
         let local = SocketAddr::from(arguments.local);
         let given = arguments.traffic_class.get();
         let ipv6_only = given & listen::IPV6_ONLY != 0;
-        let class = traffic_class((given & !listen::IPV6_ONLY).into());
+        let class = traffic_class((given & !(listen::IPV6_ONLY | listen::SCTP)).into());
         let traffic_class = class.of(argument!(Listen.traffic_class))?;
         let core = self.core;
+        let network = core.network_of(given & listen::SCTP != 0)?;
         let limit = arguments.backlog.get().clamp(1, MAX_PENDING);
         let mut listeners: Vec<Box<dyn Listener>> = Vec::new();
         let mut port = local.port();
@@ -64,7 +71,7 @@ impl Job<'_> {
                 }
                 v4 => v4,
             };
-            let listener = core.network.listen(place, limit, traffic_class, ipv6_only);
+            let listener = network.listen(place, limit, traffic_class, ipv6_only);
             let listener = listener.map_err(status)?;
             port = listener.local().port();
             listeners.push(listener);

@@ -4,7 +4,7 @@ use super::Engine;
 use super::refused;
 use crate::counters::Counter;
 use crate::queues::Overflow;
-use crate::stream::datagram::{BATCH, DatagramSocket, Incoming, PACKET_ROOM};
+use crate::stream::datagram::{BATCH, DatagramSocket, Incoming, PACKET_ROOM, Refused};
 use crate::transport::placement::{Cursor, scatter};
 use crate::transport::{Env, RxOutcome};
 use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES};
@@ -49,7 +49,7 @@ impl Engine {
             };
             let port = socket.local().port();
             for _ in 0..BATCH {
-                let Some((errno, len)) = socket.refused(buffer) else {
+                let Some(Refused { errno, len, .. }) = socket.refused(buffer) else {
                     break;
                 };
                 refused(qid, errno, buffer.get(..len).unwrap_or_default(), env);

@@ -14,7 +14,9 @@
 
 pub mod buffers;
 pub(crate) mod loopback;
+pub(crate) mod messages;
 pub(crate) mod mpa;
+pub(crate) mod queue;
 mod ulpdu;
 
 pub(crate) use ulpdu::{Head, LlpError};
@@ -25,6 +27,7 @@ use crate::memory::{MemoryTable, Window};
 use crate::stream::Stream;
 use crate::time::Now;
 use loopback::Loopback;
+use messages::Messages;
 use mpa::Mpa;
 
 /// A lower layer.
@@ -32,6 +35,8 @@ use mpa::Mpa;
 pub(crate) enum Llp {
     /// MPA over a byte stream.
     Mpa(Box<Mpa>),
+    /// A stream of messages (SCTP).
+    Messages(Box<Messages>),
     /// The queue pair is its own peer.
     Loopback(Box<Loopback>),
 }
@@ -42,7 +47,8 @@ impl Llp {
     pub(crate) fn mulpdu(&self) -> usize {
         match self {
             Llp::Mpa(mpa) => mpa.tx.mulpdu(),
-            Llp::Loopback(_) => loopback::MULPDU,
+            Llp::Messages(messages) => messages.mulpdu(),
+            Llp::Loopback(_) => queue::MULPDU,
         }
     }
 
@@ -52,7 +58,8 @@ impl Llp {
     pub(crate) fn has_room(&self) -> bool {
         match self {
             Llp::Mpa(mpa) => mpa.tx.has_room(),
-            Llp::Loopback(loopback) => loopback.has_room(),
+            Llp::Messages(messages) => messages.has_room(),
+            Llp::Loopback(loopback) => loopback.queue.has_room(),
         }
     }
 
@@ -63,7 +70,8 @@ impl Llp {
         let head = head.into();
         match self {
             Llp::Mpa(mpa) => mpa.tx.open(buffers, &head, payload_len),
-            Llp::Loopback(loopback) => loopback.open(buffers, &head, payload_len),
+            Llp::Messages(messages) => messages.tx.open(buffers, &head, payload_len),
+            Llp::Loopback(loopback) => loopback.queue.open(buffers, &head, payload_len),
         }
     }
 
@@ -72,7 +80,8 @@ impl Llp {
     pub(crate) fn put(&mut self, len: usize) -> &mut [u8] {
         match self {
             Llp::Mpa(mpa) => mpa.tx.put(len),
-            Llp::Loopback(loopback) => loopback.put(len),
+            Llp::Messages(messages) => messages.tx.put(len),
+            Llp::Loopback(loopback) => loopback.queue.put(len),
         }
     }
 
@@ -82,7 +91,8 @@ impl Llp {
     pub(crate) fn gather(&mut self, window: &Window<'_>, at: u64, len: usize) -> Result<(), Unreachable> {
         match self {
             Llp::Mpa(mpa) => mpa.tx.gather(window, at, len),
-            Llp::Loopback(loopback) => window.copy_out(at, loopback.put(len)),
+            Llp::Messages(messages) => window.copy_out(at, messages.tx.put(len)),
+            Llp::Loopback(loopback) => window.copy_out(at, loopback.queue.put(len)),
         }
     }
 
@@ -91,6 +101,7 @@ impl Llp {
     pub(crate) fn seal(&mut self) -> u64 {
         match self {
             Llp::Mpa(mpa) => mpa.tx.seal(),
+            Llp::Messages(messages) => messages.tx.seal(),
             Llp::Loopback(loopback) => loopback.seal(),
         }
     }
@@ -99,7 +110,8 @@ impl Llp {
     pub(crate) fn cancel(&mut self) {
         match self {
             Llp::Mpa(mpa) => mpa.tx.cancel(),
-            Llp::Loopback(loopback) => loopback.cancel(),
+            Llp::Messages(messages) => messages.tx.cancel(),
+            Llp::Loopback(loopback) => loopback.queue.cancel(),
         }
     }
 
@@ -109,6 +121,7 @@ impl Llp {
     pub(crate) fn taken(&self) -> u64 {
         match self {
             Llp::Mpa(mpa) => mpa.tx.taken(),
+            Llp::Messages(messages) => messages.tx.position(),
             Llp::Loopback(loopback) => loopback.taken(),
         }
     }
@@ -118,7 +131,8 @@ impl Llp {
     pub(crate) fn sealed(&self) -> u64 {
         match self {
             Llp::Mpa(mpa) => mpa.tx.sealed(),
-            Llp::Loopback(loopback) => loopback.sealed(),
+            Llp::Messages(messages) => messages.tx.sealed(),
+            Llp::Loopback(loopback) => loopback.queue.sealed(),
         }
     }
 
@@ -127,7 +141,8 @@ impl Llp {
     pub(crate) fn is_flushed(&self) -> bool {
         match self {
             Llp::Mpa(mpa) => mpa.tx.is_flushed(),
-            Llp::Loopback(loopback) => loopback.is_empty(),
+            Llp::Messages(messages) => messages.tx.is_empty(),
+            Llp::Loopback(loopback) => loopback.queue.is_empty(),
         }
     }
 
@@ -140,6 +155,7 @@ impl Llp {
     ) -> Result<bool, LlpError> {
         match self {
             Llp::Mpa(mpa) => mpa.tx.flush(memory, stream, calls),
+            Llp::Messages(messages) => messages.flush(stream, calls),
             Llp::Loopback(_) => Ok(true),
         }
     }
@@ -176,7 +192,97 @@ impl Llp {
                 mpa.tx.release(buffers);
                 mpa.rx.release(buffers);
             }
-            Llp::Loopback(loopback) => loopback.release(buffers),
+            Llp::Messages(messages) => {
+                messages.tx.release(buffers);
+                messages.rx.release(buffers);
+            }
+            Llp::Loopback(loopback) => loopback.queue.release(buffers),
         }
+    }
+
+    /// Whether the peer may end the stream here: no ULPDU has arrived in part, or waits.
+    pub(crate) fn is_between_ulpdus(&self) -> bool {
+        match self {
+            Llp::Mpa(mpa) => mpa.rx.at_boundary(),
+            Llp::Messages(messages) => messages.rx.is_empty(),
+            Llp::Loopback(_) => true,
+        }
+    }
+
+    /// Drops all that has arrived: nothing after an error may be used (RFC 5044 §8).
+    pub(crate) fn discard_input(&mut self) {
+        match self {
+            Llp::Mpa(mpa) => mpa.rx.discard(),
+            Llp::Messages(messages) => messages.rx.discard(),
+            Llp::Loopback(loopback) => loopback.queue.discard(),
+        }
+    }
+
+    /// Drops all that has arrived, and all that the stream has not taken.
+    pub(crate) fn discard(&mut self) {
+        self.discard_input();
+        match self {
+            Llp::Mpa(mpa) => mpa.tx.drop_unsent(),
+            Llp::Messages(messages) => messages.tx.discard(),
+            Llp::Loopback(_) => {}
+        }
+    }
+}
+
+/// ULPDUs that have arrived.
+pub(crate) trait Arrived {
+    /// Whether there is a ULPDU, complete and checked.
+    ///
+    /// # Errors
+    /// Nothing after this ULPDU may be used.
+    fn next(&mut self) -> Result<bool, LlpError>;
+
+    /// That ULPDU.
+    fn ulpdu(&self) -> &[u8];
+
+    /// Its position in the direction from the peer.
+    fn position(&self) -> u64;
+
+    /// Removes it.
+    fn consume(&mut self);
+}
+
+impl Arrived for mpa::FpduReceiver {
+    #[inline]
+    fn next(&mut self) -> Result<bool, LlpError> {
+        mpa::FpduReceiver::next(self)
+    }
+
+    #[inline]
+    fn ulpdu(&self) -> &[u8] {
+        mpa::FpduReceiver::ulpdu(self)
+    }
+
+    #[inline]
+    fn position(&self) -> u64 {
+        mpa::FpduReceiver::position(self)
+    }
+
+    #[inline]
+    fn consume(&mut self) {
+        mpa::FpduReceiver::consume(self);
+    }
+}
+
+impl Arrived for queue::UlpduQueue {
+    fn next(&mut self) -> Result<bool, LlpError> {
+        Ok(!self.is_empty())
+    }
+
+    fn ulpdu(&self) -> &[u8] {
+        self.front().unwrap_or_default()
+    }
+
+    fn position(&self) -> u64 {
+        queue::UlpduQueue::position(self)
+    }
+
+    fn consume(&mut self) {
+        queue::UlpduQueue::consume(self);
     }
 }

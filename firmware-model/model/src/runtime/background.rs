@@ -21,8 +21,8 @@ use crate::sys;
 use crate::sys::failed::FailedCall;
 use crate::time::Nanos;
 use crate::tuning::{
-    BURST_TICK, BUSY_POLLS_PER_WAIT, BUSY_PREEMPTED, LAST_POLLS, POLL_PAUSE, POLLED_TICK, POLLED_TICK_LONG,
-    POLLED_TICKS_LONG_AFTER, POLLS_EVERY, RETRY_TICK, WARM,
+    BURST_TICK, BUSY_POLLS_PER_WAIT, BUSY_PREEMPTED, LAST_POLLS, NICE, POLL_PAUSE, POLLED_TICK,
+    POLLED_TICK_LONG, POLLED_TICKS_LONG_AFTER, POLLS_EVERY, RETRY_TICK, SLICE_NS, WARM,
 };
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -33,10 +33,6 @@ use std::{io, mem};
 
 /// The interval at which connections with local peers are served, also without a notification.
 const LOCAL_PEERS: Duration = Duration::from_secs(1);
-/// Scheduling slice and priority to request: a thread that waits for this thread often spins, and
-/// must yield to it.
-const SLICE_NS: u64 = 100_000;
-const NICE: i32 = -10;
 
 /// The thread; dropping this stops it.
 pub(crate) struct Background {

@@ -19,6 +19,7 @@ use crate::stream::datagram::DatagramSocket;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::SameHost;
+use crate::stream::sctp::Sctp;
 use crate::stream::tcp::Tcp;
 use crate::stream::{Ends, Network, Stream};
 use crate::table::Table;
@@ -34,6 +35,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use urnic_device::command::Status;
 use urnic_device::event::Event;
 use urnic_sync::{Mutex, MutexGuard};
 
@@ -51,6 +53,8 @@ pub(crate) struct Core {
     stopped: &'static AtomicBool,
     interrupts: Arc<dyn Interrupts>,
     pub(crate) network: Arc<dyn Network>,
+    /// SCTP, in datagrams of that network. `None`: the network has none that arrive by themselves.
+    pub(crate) sctp: Option<Sctp>,
     pub(crate) clock: Clock,
     pub(crate) memory: MemoryTable,
     pub(crate) page_room: Arc<PageRoom>,
@@ -188,7 +192,16 @@ impl Core {
             Some(observer) => Arc::new(Timed::new(network, observer)),
             None => network,
         };
+        let sctp = match schedule.readiness {
+            Some(_) => Some(Sctp::new(
+                network.clone(),
+                descriptors.clone(),
+                config.thread_start,
+            )),
+            None => None,
+        };
         Ok(Arc::new(Core {
+            sctp,
             memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),
             page_room: PageRoom::new(limits.mr_pages as usize),
             buffers: BufferPool::default(),
@@ -253,6 +266,15 @@ impl Core {
         self.stopped.load(Ordering::Relaxed)
     }
 
+    /// The network of a lower layer ([`llp`](urnic_device::stream::llp)).
+    pub(crate) fn network_of(&self, is_sctp: bool) -> Result<&dyn Network, Status> {
+        match (is_sctp, &self.sctp) {
+            (false, _) => Ok(&*self.network),
+            (true, Some(sctp)) => Ok(sctp),
+            (true, None) => Err(Status::InvalidArgument),
+        }
+    }
+
     /// Closes a stream after its `unsent` bytes are sent.
     pub(crate) fn linger(&self, stream: Box<dyn Stream>, unsent: Vec<u8>) {
         if let Some(fd) = stream.descriptor() {
@@ -280,6 +302,9 @@ impl Core {
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         self.descriptors.close_all();
+        if let Some(sctp) = &self.sctp {
+            sctp.abandon();
+        }
         if let Some(capture) = &self.config.capture {
             capture.abandon_in_child();
         }

@@ -1,6 +1,6 @@
 //! UDP ports, which queue pairs of kind UD have instead of streams.
 
-pub use crate::sys::datagrams::{BATCH, Incoming, MAX_PAYLOAD, Outgoing, PACKET_ROOM};
+pub use crate::sys::datagrams::{BATCH, Incoming, MAX_PAYLOAD, Outgoing, PACKET_ROOM, Refused};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -50,9 +50,9 @@ pub trait DatagramSocket: Send + Debug {
     /// Drops the state of local peers that have ended.
     fn forget_peers(&mut self) {}
 
-    /// Takes a packet that was sent and did not arrive, if the network reported it: the error, and
-    /// the number of its first bytes that are in `buffer`.
-    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)>;
+    /// Takes a packet that was sent and did not arrive, if the network reported it, and its first
+    /// bytes into `buffer`.
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<Refused>;
 
     /// Whether [`refused`](DatagramSocket::refused) has such packets.
     fn reports_refused(&self) -> bool;

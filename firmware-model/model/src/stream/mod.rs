@@ -1,5 +1,5 @@
-//! Byte streams under MPA, and the networks that make them: kernel TCP ([`tcp`]) or a simulated
-//! one.
+//! Streams under MPA, or under DDP itself, and the networks that make them: kernel TCP ([`tcp`]),
+//! [SCTP](sctp) or a simulated one.
 
 pub mod datagram;
 pub(crate) mod descriptor;
@@ -7,6 +7,7 @@ mod in_memory;
 pub(crate) mod linger;
 pub mod no_stream;
 pub(crate) mod same_host;
+pub(crate) mod sctp;
 mod socket;
 pub(crate) mod tcp;
 mod udp;
@@ -136,9 +137,15 @@ impl FullOperation {
     }
 }
 
-/// A reliable stream of bytes in both directions. A stream around another one is a
-/// [`Wrapper`](wrapper::Wrapper).
+/// A reliable stream of bytes in both directions, or of [messages](Self::carries_messages). A
+/// stream around another one is a [`Wrapper`](wrapper::Wrapper).
 pub trait Stream: Send + Debug {
+    /// Whether what is sent by one call is received by one call: whole, in the order in which it
+    /// was sent.
+    fn carries_messages(&self) -> bool {
+        false
+    }
+
     /// Takes bytes from `pieces` in order; returns their number, at least one unless `pieces` is
     /// empty.
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError>;
@@ -198,7 +205,7 @@ pub trait Stream: Send + Debug {
     fn reset(&mut self);
 
     /// Largest TCP segment at present, in bytes (EMSS of RFC 5044 §4.5); `u32::MAX`: there are no
-    /// segments, now and later.
+    /// segments, now and later. Of a stream of messages: the longest message, always the same.
     fn mss(&self) -> u32;
 
     /// Whether a connection that [`Network::connect`] began is established; an error ends the

@@ -3,7 +3,7 @@
 //! The sockets are not connected and do not fragment, so that the kernel sends IPv4 identification
 //! 0, which the ICRC covers. The source address of each packet is given with it.
 
-use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
+use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM, Refused};
 use super::descriptor::{Descriptor, Descriptors};
 use super::same_host::{DatagramPort, DatagramRings};
 use super::{ANYWHERE, family, plain};
@@ -178,7 +178,7 @@ impl DatagramSocket for UdpSocket {
         }
     }
 
-    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<Refused> {
         if !self.reports_refused {
             return None;
         }

@@ -1,6 +1,6 @@
 //! Streams, listeners and UDP ports around another one.
 
-use super::datagram::{DatagramSocket, Incoming, Outgoing};
+use super::datagram::{DatagramSocket, Incoming, Outgoing, Refused};
 use super::no_stream::NoStream;
 use super::{Answers, Ends, FullOperation, Listener, Probing, QpNumbers, Stream, StreamError};
 use crate::host::{Piece, PieceMut};
@@ -154,6 +154,10 @@ impl<W: Wrapper> Stream for W {
         self.inner_mut().note_hang_up();
     }
 
+    fn carries_messages(&self) -> bool {
+        self.inner().carries_messages()
+    }
+
     fn mss(&self) -> u32 {
         self.inner().mss()
     }
@@ -235,7 +239,7 @@ impl<W: DatagramWrapper> DatagramSocket for W {
         self.inner_mut().forget_peers();
     }
 
-    fn refused(&mut self, buffer: &mut [u8]) -> Option<(Errno, usize)> {
+    fn refused(&mut self, buffer: &mut [u8]) -> Option<Refused> {
         self.inner_mut().refused(buffer)
     }
 

@@ -89,12 +89,23 @@ pub(crate) fn return_refused(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), E
     set(socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)
 }
 
-/// Takes a packet that was sent and did not arrive; returns why, and the number of its first bytes
-/// that are in `buffer`.
+/// A packet that was sent and did not arrive.
+#[derive(Debug, Clone, Copy)]
+pub struct Refused {
+    /// Why.
+    pub errno: Errno,
+    /// Where it was sent to.
+    pub destination: SocketAddr,
+    /// The number of its first bytes that are in the buffer.
+    pub len: usize,
+}
+
+/// Takes a packet that was sent and did not arrive, and its first bytes into `buffer`.
 ///
 /// # Errors
 /// `EAGAIN` when there is none; those of recvmsg(2).
-pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(Errno, usize), Errno> {
+pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Refused, Errno> {
+    let mut name = Name::UNSET;
     let mut control = Control([0; CONTROL_ROOM]);
     let mut extent = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
@@ -102,6 +113,8 @@ pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(Errn
     };
     let mut header = libc::msghdr::zeroes();
     (header.msg_iov, header.msg_iovlen) = (&raw mut extent, 1);
+    header.msg_name = name.0.as_mut_ptr().cast();
+    header.msg_namelen = name.0.len() as libc::socklen_t;
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = CONTROL_ROOM as _;
     // SAFETY: the header points to live memory of the lengths given, which nothing else accesses
@@ -125,7 +138,11 @@ pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(Errn
         let errno = value.first_chunk().filter(|_| is_error)?;
         i32::try_from(u32::from_ne_bytes(*errno)).ok()
     });
-    Ok((errno.map_or(Errno::IO, Errno::from_raw_os_error), len))
+    Ok(Refused {
+        errno: errno.map_or(Errno::IO, Errno::from_raw_os_error),
+        destination: read_name(&name),
+        len,
+    })
 }
 
 /// Packets that the socket has dropped, mostly because its buffer was full; wraps around. `None` if

@@ -19,6 +19,7 @@ mod revocation;
 mod runs;
 mod same_device;
 mod same_host;
+mod sctp;
 mod solicited;
 mod streams;
 mod unmapped;

@@ -62,7 +62,7 @@ fn query(driver: &Driver, sid: u32) -> Endpoints {
     Endpoints::read_from_bytes(&bytes).unwrap()
 }
 
-fn endpoints(driver: &Driver, sid: u32) -> (SocketAddr, SocketAddr) {
+pub(super) fn endpoints(driver: &Driver, sid: u32) -> (SocketAddr, SocketAddr) {
     let both = query(driver, sid);
     (both.local.into(), both.remote.into())
 }

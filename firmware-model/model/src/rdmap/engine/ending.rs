@@ -167,8 +167,8 @@ impl Engine {
     /// Handles the peer's FIN.
     pub(super) fn peer_finished(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         let between = match &self.llp {
-            Some(Llp::Mpa(mpa)) => mpa.rx.at_boundary() && !self.rdmap.responder.is_within_message(),
-            _ => true,
+            Some(Llp::Loopback(_)) | None => true,
+            Some(llp) => llp.is_between_ulpdus() && !self.rdmap.responder.is_within_message(),
         };
         if self.begin_parting() {
             stream.finish();
@@ -251,8 +251,8 @@ impl Engine {
             self.frame_confirmation(env);
         }
         match &mut self.llp {
-            Some(Llp::Mpa(mpa)) if may_send => {
-                mpa.rx.discard();
+            Some(llp @ (Llp::Mpa(_) | Llp::Messages(_))) if may_send => {
+                llp.discard_input();
                 self.direct = None;
                 self.terminate_sent = control;
                 if !self.parting {
@@ -341,8 +341,8 @@ impl Engine {
         let only_ends = env.qp.infiniband && self.peer_may_close && self.state != QpState::Sqd;
         if only_ends && received.is_of_peer_itself() {
             explain::refused_there(&received, &self.rdmap.requester, env, stream);
-            if let Some(Llp::Mpa(mpa)) = &mut self.llp {
-                mpa.rx.discard();
+            if let Some(llp) = &mut self.llp {
+                llp.discard_input();
             }
             // Nothing follows a Terminate (RFC 5040 §4.8): it ends the peer's bytes as a FIN does.
             self.input = Input::Ended;
@@ -458,13 +458,8 @@ impl Engine {
         if self.parting {
             self.drop_messages(env);
         }
-        match &mut self.llp {
-            Some(Llp::Mpa(mpa)) => {
-                mpa.tx.drop_unsent();
-                mpa.rx.discard();
-            }
-            Some(Llp::Loopback(loopback)) => loopback.discard(),
-            None => {}
+        if let Some(llp) = &mut self.llp {
+            llp.discard();
         }
         if !self.parting {
             self.enter_error_state(env);
@@ -815,9 +810,9 @@ impl Engine {
             let framed = self.rdmap.frame(&mut llp, sends, env, &mut budget);
             nowhere = match llp {
                 Llp::Loopback(loopback) => *loopback,
-                Llp::Mpa(_) => Loopback::default(),
+                Llp::Mpa(_) | Llp::Messages(_) => Loopback::default(),
             };
-            nowhere.discard();
+            nowhere.queue.discard();
             let dropped = env.counters.value(Counter::TxMessages).wrapping_sub(before);
             env.counters.add(Counter::TxMessageDrops, dropped);
             let requester = &mut self.rdmap.requester;
@@ -838,7 +833,7 @@ impl Engine {
                 Framed::Nothing | Framed::Refused(_) => break TxOutcome::Idle,
             }
         };
-        nowhere.release(env.buffers);
+        nowhere.queue.release(env.buffers);
         outcome
     }
 

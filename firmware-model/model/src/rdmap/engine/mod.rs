@@ -31,6 +31,7 @@ use crate::capture::own_peer::OwnPeerTap;
 use crate::host::PieceRoom;
 use crate::llp::Llp;
 use crate::llp::loopback::Loopback;
+use crate::llp::messages::Messages;
 use crate::llp::mpa::{Agreed, Mpa};
 use crate::queues::{ReceiveSource, SendQueue};
 use crate::rdmap::attachment::{Attachment, Rtr};
@@ -196,6 +197,7 @@ impl Engine {
             state: (self.state as u32).into(),
             attached: match self.is_attached() {
                 false => attached::NONE,
+                true if matches!(self.llp, Some(Llp::Messages(_))) => attached::SCTP,
                 true => attached::STREAM,
             }
             .into(),
@@ -255,7 +257,11 @@ impl Engine {
             markers_tx: attachment.markers_tx,
             markers_rx: attachment.markers_rx,
         };
-        self.open(attachment, Llp::Mpa(Box::new(Mpa::new(agreed))))?;
+        let llp = match stream.carries_messages() {
+            true => Llp::Messages(Box::new(Messages::new(stream))),
+            false => Llp::Mpa(Box::new(Mpa::new(agreed))),
+        };
+        self.open(attachment, llp)?;
         self.watch.begin(stream.reports_answers());
         self.use_local_peer(local_peer, env);
         if let Some(llp) = &mut self.llp {

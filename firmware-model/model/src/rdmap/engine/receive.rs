@@ -5,7 +5,7 @@ use super::{Engine, Input, Progress, RnrWait};
 use crate::counters::Counter;
 use crate::host::PieceMut;
 use crate::llp::mpa::Filled;
-use crate::llp::{Llp, LlpError};
+use crate::llp::{Arrived, Llp, LlpError};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
@@ -35,7 +35,7 @@ impl Engine {
                 self.flush(env);
                 RxOutcome::Ended
             }
-            (Progress::Open, Some(Llp::Mpa(_))) => self.receive_fpdus(env, stream),
+            (Progress::Open, Some(Llp::Mpa(_) | Llp::Messages(_))) => self.receive_ulpdus(env, stream),
             (Progress::Open, Some(Llp::Loopback(_))) => {
                 self.deliver_loopback(env);
                 self.outcome()
@@ -64,7 +64,7 @@ impl Engine {
         }
     }
 
-    fn receive_fpdus(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
+    fn receive_ulpdus(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> RxOutcome {
         match self.fast_receive(env, stream) {
             Ok(true) => return self.outcome(),
             Ok(false) => {}
@@ -73,7 +73,7 @@ impl Engine {
         let mut budget = RX_BUDGET;
         let mut filled = Filled::All;
         loop {
-            if let Err(stop) = self.deliver_fpdus(env) {
+            if let Err(stop) = self.deliver_ulpdus(env) {
                 return self.stop(stop, env, stream);
             }
             if self.input == Input::Ended && self.parked.is_empty() && !self.concluding {
@@ -103,7 +103,7 @@ impl Engine {
     }
 
     /// Hands up the parked messages, then the complete messages in the receive buffer.
-    fn deliver_fpdus(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
+    fn deliver_ulpdus(&mut self, env: &mut Env<'_>) -> Result<(), Stop> {
         if !self.parked.is_empty() {
             let delivered = self.deliver_parked(env);
             self.note_progress();
@@ -115,39 +115,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Hands up FPDUs that are complete in the receive buffer, at most [`CONFIRMED_TOGETHER`];
-    /// returns whether there may be more.
+    /// Hands up ULPDUs that have arrived, at most [`CONFIRMED_TOGETHER`]; returns whether there may
+    /// be more.
     fn deliver_some(&mut self, env: &mut Env<'_>) -> Result<bool, Stop> {
-        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
-            return Ok(false);
-        };
-        let rx = &mut mpa.rx;
-        let mut fpdus = 0;
-        let delivered = loop {
-            if env.is_stopped() {
-                break Ok(false);
-            }
-            match rx.next() {
-                Ok(true) if fpdus == CONFIRMED_TOGETHER => break Ok(true),
-                Ok(true) => {}
-                Ok(false) => break Ok(false),
-                Err(error) => break Err(Stop::Llp(error)),
-            }
-            let ulpdu = rx.ulpdu();
-            let admitted = admit(&mut self.rdmap, &mut self.parked, env, rx.position(), ulpdu);
-            self.rdmap.startup.fpdu_received(env, admitted.is_ok());
-            if let Err(stop) = admitted {
-                break Err(stop);
-            }
-            if ulpdu.len() > MAX_MULPDU.into() {
-                env.counters.add(Counter::OversizeUlpdus, 1);
-            }
-            rx.consume();
-            fpdus += 1;
+        let Engine {
+            llp, rdmap, parked, ..
+        } = self;
+        let (ulpdus, delivered) = match llp {
+            Some(Llp::Mpa(mpa)) => hand_up(&mut mpa.rx, rdmap, parked, env),
+            Some(Llp::Messages(messages)) => hand_up(&mut messages.rx, rdmap, parked, env),
+            _ => return Ok(false),
         };
         env.recent.forget();
-        if fpdus > 0 {
-            env.counters.add(Counter::RxFpdus, fpdus);
+        if ulpdus > 0 {
+            env.counters.add(Counter::RxFpdus, ulpdus);
         }
         let pushed = self.rdmap.responder.cq.flush(env);
         self.note_progress();
@@ -160,26 +141,26 @@ impl Engine {
     #[inline]
     pub(super) fn note_progress(&mut self) {
         let parked = self.parked.position();
-        match &mut self.llp {
-            Some(Llp::Mpa(mpa)) => {
-                let position = parked.unwrap_or_else(|| mpa.rx.position());
-                let Requester {
-                    confirmation,
-                    local_peer,
-                    ..
-                } = &mut self.rdmap.requester;
-                // A local peer also reads the count when its word changes.
-                confirmation.note_processed(position, local_peer.is_none());
-                if let Some(local_peer) = local_peer {
-                    local_peer.confirm(position, parked.is_some());
-                    // The peer may have introduced itself with this word.
-                    self.rdmap.responder.peer_fills = local_peer.may_fill();
-                }
-                self.rdmap.responder.confirming.processed_to(position);
-            }
-            Some(Llp::Loopback(own)) => own.advance(parked.unwrap_or_else(|| own.position())),
-            None => {}
+        let position = match &mut self.llp {
+            Some(Llp::Mpa(mpa)) => mpa.rx.position(),
+            Some(Llp::Messages(messages)) => messages.rx.position(),
+            Some(Llp::Loopback(own)) => return own.advance(parked.unwrap_or(own.queue.position())),
+            None => return,
+        };
+        let position = parked.unwrap_or(position);
+        let Requester {
+            confirmation,
+            local_peer,
+            ..
+        } = &mut self.rdmap.requester;
+        // A local peer also reads the count when its word changes.
+        confirmation.note_processed(position, local_peer.is_none());
+        if let Some(local_peer) = local_peer {
+            local_peer.confirm(position, parked.is_some());
+            // The peer may have introduced itself with this word.
+            self.rdmap.responder.peer_fills = local_peer.may_fill();
         }
+        self.rdmap.responder.confirming.processed_to(position);
     }
 
     /// Hands up parked messages, as long as there are receives for them.
@@ -225,13 +206,14 @@ impl Engine {
         let mut delivered = self.deliver_parked(env);
         let mut ulpdus = waited - self.parked.len();
         while let (Ok(()), Some(Llp::Loopback(loopback))) = (&delivered, &mut self.llp) {
-            let Some(ulpdu) = loopback.front().filter(|_| !env.is_stopped()) else {
+            let queue = &mut loopback.queue;
+            let Some(ulpdu) = queue.front().filter(|_| !env.is_stopped()) else {
                 break;
             };
-            let position = loopback.position();
+            let position = queue.position();
             delivered = admit(&mut self.rdmap, &mut self.parked, env, position, ulpdu);
             if delivered.is_ok() {
-                loopback.consume();
+                queue.consume();
                 ulpdus += 1;
             }
         }
@@ -298,6 +280,41 @@ impl Engine {
         env.buffers.give(scratch);
         outcome
     }
+}
+
+/// Hands up ULPDUs that have arrived, at most [`CONFIRMED_TOGETHER`]; returns their number, and
+/// whether there may be more.
+#[inline(always)]
+fn hand_up(
+    arrived: &mut impl Arrived,
+    rdmap: &mut Rdmap,
+    parked: &mut Parked,
+    env: &mut Env<'_>,
+) -> (u64, Result<bool, Stop>) {
+    let mut ulpdus = 0;
+    let delivered = loop {
+        if env.is_stopped() {
+            break Ok(false);
+        }
+        match arrived.next() {
+            Ok(true) if ulpdus == CONFIRMED_TOGETHER => break Ok(true),
+            Ok(true) => {}
+            Ok(false) => break Ok(false),
+            Err(error) => break Err(Stop::Llp(error)),
+        }
+        let ulpdu = arrived.ulpdu();
+        let admitted = admit(rdmap, parked, env, arrived.position(), ulpdu);
+        rdmap.startup.fpdu_received(env, admitted.is_ok());
+        if let Err(stop) = admitted {
+            break Err(stop);
+        }
+        if ulpdu.len() > MAX_MULPDU.into() {
+            env.counters.add(Counter::OversizeUlpdus, 1);
+        }
+        arrived.consume();
+        ulpdus += 1;
+    };
+    (ulpdus, delivered)
 }
 
 /// Takes a ULPDU that begins at `position` of the stream, or parks it until there is a receive.
@@ -410,13 +427,12 @@ impl Engine {
         env: &mut Env<'_>,
         stream: &mut dyn Stream,
     ) -> Result<(usize, Filled), Stop> {
-        let Some(Llp::Mpa(mpa)) = &mut self.llp else {
-            return Ok((0, Filled::Nothing));
-        };
-        if self.direct.is_none() {
-            return Ok(mpa.rx.fill(env.buffers, stream)?);
+        match &mut self.llp {
+            Some(Llp::Mpa(mpa)) if self.direct.is_none() => Ok(mpa.rx.fill(env.buffers, stream)?),
+            Some(Llp::Mpa(_)) => self.fill_direct(env, stream),
+            Some(Llp::Messages(messages)) => Ok(messages.fill(env.buffers, stream)?),
+            _ => Ok((0, Filled::Nothing)),
         }
-        self.fill_direct(env, stream)
     }
 
     fn fill_direct(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> Result<(usize, Filled), Stop> {

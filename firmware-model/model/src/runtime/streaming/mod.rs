@@ -450,7 +450,7 @@ impl StreamingState {
         };
         let failed = loop {
             let wanted = receive.buffer.len() - receive.arrived;
-            if wanted == 0 {
+            if wanted == 0 || stream.carries_messages() && receive.arrived > 0 {
                 break 0;
             }
             // Streaming mode is no fast path, and the buffer may be in a guest: received here, then

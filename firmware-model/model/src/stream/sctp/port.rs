@@ -1,0 +1,452 @@
+//! A UDP port: its packets, its associations ([`Endpoint`]), and their streams, in each of which
+//! there is a [session](super::session). The device's SCTP thread has the ports; the streams and
+//! listeners share the [`Sessions`] with it.
+
+use super::super::Ends;
+use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
+use super::super::descriptor::Descriptors;
+use super::session::{MOST_UNREAD_TOGETHER, function};
+use super::sessions::{SessionId, Sessions, SharedSessions};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use urnic_sctp::endpoint::{AssociationId, Endpoint, Event, Peer, Reason, Received, SendError};
+use urnic_sync::MutexGuard;
+use urnic_wire::sctp::chunk::{Contents, SSN_LEN};
+use urnic_wire::sctp::session::Function;
+
+/// Batches of packets that one call takes, so that a peer that keeps sending does not occupy the
+/// thread.
+const MOST_BATCHES: usize = 8;
+/// An association without sessions ends after this time.
+const IDLE: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+struct Association {
+    peer: Peer,
+    /// Our address in its packets.
+    local: IpAddr,
+    /// The sessions by the numbers of their streams.
+    sessions: HashMap<u16, SessionId>,
+    /// Sessions that wait for the association to be established.
+    waiting: Vec<SessionId>,
+    /// Since when it has no sessions.
+    idle: Option<Duration>,
+}
+
+/// A port.
+pub(super) struct Port {
+    endpoint: Endpoint,
+    /// `None`: it is closed.
+    socket: Option<Box<dyn DatagramSocket>>,
+    local: SocketAddr,
+    traffic_class: u8,
+    descriptors: Arc<Descriptors>,
+    sessions: SharedSessions,
+    associations: HashMap<AssociationId, Association>,
+    /// Room for packets that arrive, and for packets to be sent.
+    room: Vec<u8>,
+    arrived: Vec<Incoming>,
+    sending: Vec<u8>,
+}
+
+/// The error of a session whose association ended.
+fn errno(reason: Reason) -> Errno {
+    match reason {
+        Reason::Closed => Errno::CONNRESET,
+        Reason::Refused => Errno::CONNREFUSED,
+        Reason::Aborted => Errno::TIMEDOUT,
+        Reason::NoDdp => Errno::CONNREFUSED,
+        Reason::Violation => Errno::PROTO,
+    }
+}
+
+impl Port {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        socket: Box<dyn DatagramSocket>,
+        traffic_class: u8,
+        descriptors: Arc<Descriptors>,
+        sessions: SharedSessions,
+    ) -> Port {
+        Port {
+            endpoint,
+            local: socket.local(),
+            socket: Some(socket),
+            traffic_class,
+            descriptors,
+            sessions,
+            associations: HashMap::new(),
+            room: vec![0; BATCH * PACKET_ROOM],
+            arrived: Vec::with_capacity(BATCH),
+            sending: Vec::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock()
+    }
+
+    /// Whether nobody uses it, and it has no association: then nothing can begin any more.
+    pub(super) fn close_if_unused(&mut self) -> bool {
+        let mut sessions = self.sessions.lock();
+        let closes = self.associations.is_empty() && sessions.close_if_unused();
+        if closes {
+            // Under the lock: the next user of the address finds the port free.
+            self.socket = None;
+        }
+        closes
+    }
+
+    /// When [`Port::run`] has something to do, if no packet arrives before.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        let idle = self.associations.values().filter_map(|a| Some(a.idle? + IDLE));
+        idle.chain(self.endpoint.timeout()).min()
+    }
+
+    /// Takes the packets that have arrived, does what is due and what the device asked for, and
+    /// sends the answers.
+    pub(super) fn run(&mut self, now: Duration) {
+        let listens = self.lock().is_listening();
+        self.endpoint.set_listening(listens);
+        self.begin_wanted(now);
+        for _ in 0..MOST_BATCHES {
+            let count = self.receive_packets(now);
+            self.take_refused();
+            self.events(now);
+            self.send_messages(now);
+            self.send_packets();
+            if count < BATCH {
+                break;
+            }
+        }
+        self.arrived.clear();
+        if self.endpoint.timeout().is_some_and(|due| due <= now) {
+            self.endpoint.advance(now);
+            self.events(now);
+            self.send_messages(now);
+        }
+        self.remove_ended(now);
+        self.send_packets();
+    }
+
+    /// The device ends: so do all associations.
+    pub(super) fn end(&mut self, now: Duration) {
+        let all: Vec<AssociationId> = self.associations.keys().copied().collect();
+        all.into_iter().for_each(|id| self.endpoint.abort(id, now));
+        self.send_packets();
+    }
+
+    // Packets.
+
+    fn receive_packets(&mut self, now: Duration) -> usize {
+        let mut arrived = mem::take(&mut self.arrived);
+        arrived.clear();
+        if let Some(socket) = &mut self.socket {
+            socket.receive(&mut self.room, &mut arrived);
+        }
+        for (packet, room) in arrived.iter().zip(self.room.chunks(PACKET_ROOM)) {
+            let bytes = room.get(..packet.len).unwrap_or_default();
+            self.endpoint.receive(packet.source, bytes, now);
+        }
+        self.arrived = arrived;
+        self.arrived.len()
+    }
+
+    /// Takes the packets that did not arrive because nothing listens there. The report may be
+    /// forged.
+    fn take_refused(&mut self) {
+        for _ in 0..BATCH {
+            let socket = self.socket.as_mut();
+            let Some(refused) = socket.and_then(|socket| socket.refused(&mut self.room)) else {
+                return;
+            };
+            if refused.errno == Errno::CONNREFUSED {
+                self.endpoint.unreachable(refused.destination);
+            }
+        }
+    }
+
+    /// Our address for packets to a peer.
+    fn source(&self, to: SocketAddr) -> IpAddr {
+        let bound = self.local.ip();
+        if !bound.is_unspecified() {
+            return bound;
+        }
+        let known = || self.associations.values().find(|a| a.peer.address == to);
+        match self.arrived.iter().find(|packet| packet.source == to) {
+            Some(packet) => packet.destination,
+            None => known().map_or(bound, |association| association.local),
+        }
+    }
+
+    fn send_packets(&mut self) {
+        let mut packets = Vec::new();
+        loop {
+            let next = self.endpoint.next_packet();
+            let is_last = next.is_none();
+            if let Some((destination, bytes)) = next {
+                packets.push(Outgoing {
+                    at: self.sending.len(),
+                    len: bytes.len(),
+                    source: self.source(destination),
+                    destination,
+                    traffic_class: self.traffic_class,
+                });
+                self.sending.extend_from_slice(&bytes);
+            }
+            if packets.len() == BATCH || is_last {
+                self.pass_on(&packets);
+                packets.clear();
+                self.sending.clear();
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Sends packets. Those that the network does not take are lost, and SCTP sends them again.
+    fn pass_on(&mut self, packets: &[Outgoing]) {
+        let mut left = packets;
+        while let (Some(socket), Some((first, rest))) = (&mut self.socket, left.split_first()) {
+            match socket.send(&self.sending, left) {
+                Ok(taken) => left = left.get(taken.max(1)..).unwrap_or_default(),
+                Err(Errno::AGAIN) => return,
+                Err(errno) => {
+                    tracing::debug!(%errno, "a packet to {} is not sent", first.destination);
+                    left = rest;
+                }
+            }
+        }
+    }
+
+    // Associations.
+
+    fn events(&mut self, now: Duration) {
+        while let Some(event) = self.endpoint.next_event() {
+            match event {
+                Event::Accepted(id, peer) => self.add(id, peer),
+                Event::Connected(id) => self.assign_streams(id),
+                Event::Readable(id) => self.take_messages(id, now),
+                // Messages are sent after the events.
+                Event::Writable(_) => {}
+                Event::Ended(id, reason) => self.ended(id, errno(reason), now),
+            }
+        }
+    }
+
+    fn add(&mut self, id: AssociationId, peer: Peer) {
+        let local = self.source(peer.address);
+        self.associations.insert(
+            id,
+            Association {
+                peer,
+                local,
+                sessions: HashMap::new(),
+                waiting: Vec::new(),
+                idle: None,
+            },
+        );
+    }
+
+    /// Begins the sessions that the device wants.
+    fn begin_wanted(&mut self, now: Duration) {
+        let wanted = self.lock().take_wanted();
+        for (session, remote) in wanted {
+            let peer = Peer {
+                address: remote,
+                port: remote.port(),
+            };
+            let Some(id) = self.endpoint.connect(peer, now) else {
+                self.lock().end(session, Errno::NOSR);
+                continue;
+            };
+            if !self.associations.contains_key(&id) {
+                self.add(id, peer);
+            }
+            if let Some(association) = self.associations.get_mut(&id) {
+                association.waiting.push(session);
+            }
+            self.assign_streams(id);
+        }
+    }
+
+    /// Gives the sessions that wait for an association the lowest numbers that no session has.
+    fn assign_streams(&mut self, id: AssociationId) {
+        let (Some(association), Some(streams)) = (self.associations.get_mut(&id), self.endpoint.streams(id))
+        else {
+            return;
+        };
+        let mut sessions = self.sessions.lock();
+        for session in mem::take(&mut association.waiting) {
+            let free = (0..streams).find(|number| !association.sessions.contains_key(number));
+            match (free, sessions.get(session)) {
+                (Some(number), Some(begun)) => {
+                    association.sessions.insert(number, session);
+                    begun.establish();
+                }
+                (None, Some(refused)) => refused.end(Errno::NOSR),
+                (_, None) => {}
+            }
+        }
+    }
+
+    fn ended(&mut self, id: AssociationId, errno: Errno, now: Duration) {
+        // What came before the end is read first.
+        while let Some(received) = self.endpoint.take(id, now) {
+            self.arrived(id, &received);
+        }
+        self.endpoint.forget(id);
+        let Some(association) = self.associations.remove(&id) else {
+            return;
+        };
+        let mut sessions = self.lock();
+        for session in association.sessions.into_values().chain(association.waiting) {
+            sessions.end(session, errno);
+        }
+    }
+
+    /// Forgets what has ended, and ends associations that have had no session for a while.
+    fn remove_ended(&mut self, now: Duration) {
+        let mut idle = Vec::new();
+        let mut sessions = self.sessions.lock();
+        for (id, association) in &mut self.associations {
+            let endpoint = &self.endpoint;
+            association.sessions.retain(|_, session| {
+                let Some(known) = sessions.get(*session) else {
+                    return false;
+                };
+                known.note_unacknowledged(|| endpoint.unacknowledged(*id));
+                !known.is_over()
+            });
+            if !association.sessions.is_empty() || !association.waiting.is_empty() {
+                association.idle = None;
+            } else if association.idle.get_or_insert(now).saturating_add(IDLE) <= now {
+                // Once only: the end is an event.
+                association.idle = Some(Duration::MAX - IDLE);
+                idle.push(*id);
+            }
+        }
+        sessions.remove_ended();
+        drop(sessions);
+        for id in idle {
+            self.endpoint.shutdown(id, now);
+        }
+        self.events(now);
+    }
+
+    // Messages.
+
+    fn take_messages(&mut self, id: AssociationId, now: Duration) {
+        while self.takes_more(id)
+            && let Some(received) = self.endpoint.take(id, now)
+        {
+            self.arrived(id, &received);
+        }
+    }
+
+    /// Whether messages are taken out of the receive window. If all that were taken wait for an
+    /// earlier one, that one may be among those in the window.
+    fn takes_more(&self, id: AssociationId) -> bool {
+        let Some(association) = self.associations.get(&id) else {
+            return false;
+        };
+        let (mut unread, mut is_readable) = (0, false);
+        let mut sessions = self.lock();
+        for id in association.sessions.values() {
+            if let Some(session) = sessions.get(*id) {
+                unread += session.unread();
+                is_readable |= session.is_readable();
+            }
+        }
+        unread < MOST_UNREAD_TOGETHER || !is_readable
+    }
+
+    /// A message has come for a session, or begins one.
+    fn arrived(&mut self, id: AssociationId, received: &Received) {
+        let Some(association) = self.associations.get_mut(&id) else {
+            return;
+        };
+        let Received {
+            stream,
+            contents,
+            data,
+        } = received;
+        let begins = *contents == Contents::SessionControl
+            && data.get(..SSN_LEN) == Some(&[0; SSN_LEN])
+            && data.get(SSN_LEN..).and_then(function) == Some(Function::Initiate);
+        let mut sessions = self.sessions.lock();
+        let known = association.sessions.get(stream).copied();
+        let is_kept = known
+            .and_then(|known| sessions.get(known))
+            .is_some_and(|session| !(begins && session.may_be_replaced()));
+        let session = match known.filter(|_| is_kept) {
+            Some(known) => known,
+            None if begins => {
+                let ends = Ends {
+                    local: SocketAddr::new(association.local, self.local.port()),
+                    remote: association.peer.address,
+                };
+                let Some(begun) = sessions.begin(ends, &self.descriptors) else {
+                    return;
+                };
+                if let Some(old) = association.sessions.insert(*stream, begun) {
+                    sessions.end(old, Errno::CONNRESET);
+                }
+                begun
+            }
+            // What is left of a session that has ended.
+            None => return,
+        };
+        let Some(session) = sessions.get(session) else {
+            return;
+        };
+        match session.arrived(*contents, data) {
+            Ok(true) => session.notify(),
+            Ok(false) => {}
+            Err(errno) => session.refuse(errno),
+        }
+    }
+
+    /// Passes messages to their associations.
+    fn send_messages(&mut self, now: Duration) {
+        let Port {
+            associations,
+            sessions,
+            endpoint,
+            ..
+        } = self;
+        let mut sessions = sessions.lock();
+        for (id, association) in associations {
+            for (number, session) in &association.sessions {
+                let Some(session) = sessions.get(*session).filter(|session| session.owes()) else {
+                    continue;
+                };
+                while let Some((contents, message)) =
+                    session.next_unsent(|| endpoint.unacknowledged(*id) == 0)
+                {
+                    let len = message.len();
+                    match endpoint.send(*id, (*number, contents), message.clone(), now) {
+                        Ok(()) => session.taken(contents, len),
+                        Err(SendError::Full) => {
+                            session.not_taken(contents, message);
+                            break;
+                        }
+                        Err(SendError::Ended) => break,
+                        Err(SendError::Invalid) => {
+                            session.end(Errno::MSGSIZE);
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        drop(sessions);
+        // Sending may end an association.
+        self.events(now);
+    }
+}

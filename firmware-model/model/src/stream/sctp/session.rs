@@ -1,0 +1,352 @@
+//! A DDP session (RFC 5043 §6): the messages of a pair of SCTP streams with one number.
+
+use super::super::descriptor::Descriptor;
+use super::super::{Ends, StreamError};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use urnic_sctp::order::{Incoming, Message, Outgoing};
+use urnic_wire::sctp::chunk::Contents;
+use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
+
+/// Most messages, and most bytes, of a session that have come and were not read.
+const MOST_UNREAD: usize = 16 << 10;
+const MOST_UNREAD_BYTES: usize = 4 << 20;
+/// Bytes of an association that sessions keep for their readers; more stay in its receive window,
+/// which closes. A session with more than a share of it makes the thread look again when it reads.
+pub(super) const MOST_UNREAD_TOGETHER: usize = 1 << 20;
+/// Bytes that wait for the thread, or for room in the association. A message is taken while there
+/// are fewer.
+const MOST_UNSENT: usize = 256 << 10;
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) ends: Ends,
+    /// It has its pair of SCTP streams.
+    established: bool,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    /// Messages, with their DDP-SSN, that the association has not taken, and their bytes.
+    unsent: VecDeque<(Contents, Vec<u8>)>,
+    unsent_bytes: usize,
+    /// Bytes that the peer's SCTP has not acknowledged, since this end finished.
+    unacknowledged: usize,
+    /// An eventfd, which is written when the session can go on.
+    notification: Arc<Descriptor>,
+    /// The device has a stream for the session.
+    pub(super) is_open: bool,
+    /// Messages are segments from now on.
+    full_operation: bool,
+    /// An Accept has passed, in either direction.
+    accepted: bool,
+    /// A message of session control was sent, and may not have arrived: another one must not
+    /// overtake it (RFC 5043 §6.6).
+    unconfirmed: bool,
+    /// The last message of this end is to be sent, or was sent.
+    finishes: bool,
+    sent_last: bool,
+    /// The peer's last message was read.
+    received_last: bool,
+    /// The device waits for room.
+    is_blocked: bool,
+    /// The peer did what no legal sequence has; only the last message is still sent.
+    fault: Option<Errno>,
+    /// Why the association ended.
+    ended: Option<Errno>,
+}
+
+/// The function of a message of session control.
+pub(super) fn function(message: &[u8]) -> Option<Function> {
+    SessionMessage::parse(message)
+        .ok()
+        .map(|message| message.function)
+}
+
+impl Session {
+    pub(super) fn new(ends: Ends, notification: Arc<Descriptor>) -> Session {
+        Session {
+            ends,
+            established: false,
+            incoming: Incoming::new(MOST_UNREAD, MOST_UNREAD_BYTES),
+            outgoing: Outgoing::default(),
+            unsent: VecDeque::new(),
+            unsent_bytes: 0,
+            unacknowledged: 0,
+            notification,
+            is_open: true,
+            full_operation: false,
+            accepted: false,
+            unconfirmed: false,
+            finishes: false,
+            sent_last: false,
+            received_last: false,
+            is_blocked: false,
+            fault: None,
+            ended: None,
+        }
+    }
+
+    pub(super) fn notification(&self) -> Arc<Descriptor> {
+        self.notification.clone()
+    }
+
+    /// Lets the device look at the stream.
+    pub(super) fn notify(&self) {
+        // It fails only if the counter is full, which wakes as well.
+        let _ = rustix::io::write(&*self.notification, &1u64.to_ne_bytes());
+    }
+
+    /// It has its pair of SCTP streams.
+    pub(super) fn establish(&mut self) {
+        self.established = true;
+        self.notify();
+    }
+
+    /// Whether it can begin; an error ends the attempt.
+    pub(super) fn is_established(&self) -> Result<bool, Errno> {
+        self.ended.map_or(Ok(self.established), Err)
+    }
+
+    pub(super) fn enter_full_operation(&mut self) {
+        self.full_operation = true;
+        self.notify();
+    }
+
+    /// Takes a message to be sent.
+    ///
+    /// # Errors
+    /// `WouldBlock`: too much waits.
+    pub(super) fn send(&mut self, message: &[u8]) -> Result<(), StreamError> {
+        match (self.ended.or(self.fault), self.finishes) {
+            (Some(errno), _) => return Err(StreamError::Closed(errno)),
+            (None, true) => return Err(StreamError::Closed(Errno::PIPE)),
+            (None, false) if self.unsent_bytes >= MOST_UNSENT => {
+                self.is_blocked = true;
+                return Err(StreamError::WouldBlock);
+            }
+            (None, false) => {}
+        }
+        match self.full_operation {
+            true => self.push(Contents::Segment, message),
+            false => self.push(Contents::SessionControl, message),
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, contents: Contents, message: &[u8]) {
+        if contents == Contents::SessionControl {
+            self.note_control(message);
+        }
+        let numbered = self.outgoing.number(message);
+        self.outgoing.advance();
+        self.unsent_bytes += numbered.len();
+        self.unsent.push_back((contents, numbered));
+    }
+
+    /// Notes a message of session control that is sent.
+    fn note_control(&mut self, message: &[u8]) {
+        match function(message) {
+            Some(Function::Accept) => self.accepted = true,
+            Some(Function::Terminate) => {
+                (self.finishes, self.sent_last) = (true, true);
+                // The peer does not answer the end of what did not begin.
+                self.received_last |= !self.accepted;
+            }
+            Some(Function::Reject) => self.end_both(),
+            Some(Function::Initiate) | None => {}
+        }
+    }
+
+    /// Ends our direction, after all that was sent.
+    pub(super) fn finish(&mut self) {
+        self.finishes = true;
+        // Until the thread has looked.
+        self.unacknowledged = self.unacknowledged.max(1);
+    }
+
+    /// The next message that the association is to take, if it may be sent now: one of session
+    /// control must not overtake another (RFC 5043 §6.6).
+    /// `is_confirmed`: whether the peer's SCTP has acknowledged all that was sent.
+    pub(super) fn next_unsent(&mut self, is_confirmed: impl FnOnce() -> bool) -> Option<(Contents, Vec<u8>)> {
+        if self.unsent.is_empty() && self.finishes && !self.sent_last && self.ended.is_none() {
+            let mut message = [0; MAX_MESSAGE_LEN];
+            let len = SessionMessage::TERMINATE.emit(&mut message).unwrap_or(0);
+            self.push(Contents::SessionControl, message.get(..len).unwrap_or_default());
+        }
+        let (contents, _) = self.unsent.front()?;
+        if *contents == Contents::SessionControl && self.unconfirmed {
+            self.unconfirmed = !is_confirmed();
+        }
+        let waits = *contents == Contents::SessionControl && self.unconfirmed;
+        if waits { None } else { self.unsent.pop_front() }
+    }
+
+    /// The association has taken the message.
+    pub(super) fn taken(&mut self, contents: Contents, len: usize) {
+        self.unconfirmed |= contents == Contents::SessionControl;
+        self.unsent_bytes -= len;
+        if self.is_blocked && self.unsent_bytes < MOST_UNSENT / 2 {
+            self.is_blocked = false;
+            self.notify();
+        }
+    }
+
+    /// The association has no room for the message now.
+    pub(super) fn not_taken(&mut self, contents: Contents, message: Vec<u8>) {
+        self.unsent.push_front((contents, message));
+    }
+
+    /// Notes what the peer's SCTP has not acknowledged, if somebody waits for that.
+    pub(super) fn note_unacknowledged(&mut self, count: impl FnOnce() -> usize) {
+        if self.finishes {
+            self.unacknowledged = count();
+        }
+    }
+
+    /// The device has no stream for the session any more.
+    pub(super) fn close(&mut self) {
+        self.is_open = false;
+        self.drop_input();
+        self.finish();
+    }
+
+    /// Whether there is something to be sent.
+    pub(super) fn owes(&self) -> bool {
+        self.ended.is_none() && (!self.unsent.is_empty() || self.finishes && !self.sent_last)
+    }
+
+    /// Bytes that the peer's SCTP may not have.
+    pub(super) fn in_flight(&self) -> usize {
+        match self.ended {
+            Some(_) => 0,
+            None => self.unsent_bytes + self.unacknowledged,
+        }
+    }
+
+    fn end_both(&mut self) {
+        (self.finishes, self.sent_last, self.received_last) = (true, true, true);
+    }
+
+    /// Takes a message of the peer, with its DDP-SSN. Returns whether the next message can be read,
+    /// which could not before.
+    ///
+    /// # Errors
+    /// `EPROTO`: no legal sequence has it.
+    pub(super) fn arrived(&mut self, contents: Contents, message: &[u8]) -> Result<bool, Errno> {
+        if self.fault.is_some() {
+            return Ok(false);
+        }
+        if self.received_last {
+            return Err(Errno::PROTO);
+        }
+        let could = self.incoming.front().is_some();
+        let inserted = self.incoming.insert(contents, message);
+        inserted.map_err(|error| {
+            tracing::debug!("a DDP session: {error}");
+            Errno::PROTO
+        })?;
+        // The peer has received what it answers.
+        self.unconfirmed = false;
+        if !self.is_open {
+            self.drop_input();
+            return Ok(false);
+        }
+        Ok(!could && self.incoming.front().is_some())
+    }
+
+    /// Reads and drops what has come.
+    fn drop_input(&mut self) {
+        while let Some(message) = self.incoming.take() {
+            self.note_read(&message);
+        }
+    }
+
+    fn note_read(&mut self, message: &Message) {
+        if message.contents == Contents::Segment {
+            return;
+        }
+        match function(&message.data) {
+            Some(Function::Accept) => self.accepted = true,
+            Some(Function::Terminate) => {
+                self.received_last = true;
+                if !self.accepted {
+                    self.end_both();
+                }
+            }
+            Some(Function::Reject) => self.end_both(),
+            Some(Function::Initiate) | None => {}
+        }
+    }
+
+    /// Whether a message (true) or the end (false) can be read.
+    pub(super) fn peek(&self) -> Result<bool, StreamError> {
+        if let Some(errno) = self.fault {
+            return Err(StreamError::Closed(errno));
+        }
+        match self.incoming.front() {
+            // A segment that came before full operation waits for it.
+            Some(front) if front.contents == Contents::Segment && !self.full_operation => {
+                Err(StreamError::WouldBlock)
+            }
+            Some(front) if front.contents == Contents::SessionControl && self.full_operation => {
+                match function(&front.data) {
+                    Some(Function::Terminate) => Ok(false),
+                    _ => Err(StreamError::Closed(Errno::PROTO)),
+                }
+            }
+            Some(_) => Ok(true),
+            None if self.received_last => Ok(false),
+            None => Err(self.ended.map_or(StreamError::WouldBlock, StreamError::Closed)),
+        }
+    }
+
+    /// Reads the next message; `None`: the peer's last one.
+    pub(super) fn read(&mut self) -> Result<Option<Vec<u8>>, StreamError> {
+        let is_message = self.peek()?;
+        let Some(message) = self.incoming.take() else {
+            return Ok(None);
+        };
+        self.note_read(&message);
+        Ok(is_message.then_some(message.data))
+    }
+
+    /// Bytes that have come and were not read.
+    pub(super) fn unread(&self) -> usize {
+        self.incoming.bytes()
+    }
+
+    /// Whether so much was not read that the thread may leave more in the receive window.
+    pub(super) fn is_full(&self) -> bool {
+        self.unread() >= MOST_UNREAD_TOGETHER
+    }
+
+    /// Whether reading would make room.
+    pub(super) fn is_readable(&self) -> bool {
+        self.incoming.front().is_some()
+    }
+
+    /// The association ended.
+    pub(super) fn end(&mut self, errno: Errno) {
+        self.ended.get_or_insert(errno);
+        self.notify();
+    }
+
+    /// The peer did what no legal sequence has: the session ends (RFC 5043 §6.1).
+    pub(super) fn refuse(&mut self, errno: Errno) {
+        self.fault = Some(errno);
+        self.finish();
+        self.notify();
+    }
+
+    /// Whether no message of this session can come or go any more.
+    pub(super) fn is_over(&self) -> bool {
+        let is_read = self.received_last || self.fault.is_some();
+        self.ended.is_some() || self.sent_last && self.unsent.is_empty() && is_read
+    }
+
+    /// Whether a new session of the peer may take its place: the peer has ended this one.
+    pub(super) fn may_be_replaced(&self) -> bool {
+        self.received_last || self.ended.is_some() || !self.is_open && self.sent_last
+    }
+}

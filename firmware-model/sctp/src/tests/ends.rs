@@ -1,0 +1,3 @@
+//! How associations end, and what can still be taken then.
+
+use super::*;
