@@ -229,7 +229,9 @@ impl Device for Port<'_> {
             return Err(Errno::ADDRINUSE);
         }
         let ours = wire.number();
-        if wire.silent {
+        // A port for messages answers no packets of SCTP.
+        let is_for_messages = llp == Llp::Sctp && wire.has_udp_port(remote.port());
+        if wire.silent || is_for_messages {
             wire.ends.insert(
                 ours,
                 End {

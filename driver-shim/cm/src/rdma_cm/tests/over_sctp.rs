@@ -6,7 +6,6 @@ over_sctp! {
     start_up:
         a_request_without_reads_is_a_depth_of_0_at_the_peer
         a_rejection_delivers_its_private_data
-        refused_and_unanswered_attempts_have_different_events
         accepting_after_the_initiators_timeout_fails
         a_lost_peer_is_reported_as_one_disconnection
         a_port_in_use_is_replaced_unless_the_program_chose_it;
@@ -29,12 +28,9 @@ over_sctp! {
         a_shared_port_is_reserved_until_an_id_connects
         ids_with_reuseaddr_share_a_port_until_one_listens;
     own_ports:
-        cmp_02_programs_see_the_number_of_the_listener_only
-        cmp_03_initiators_reach_listeners_with_tcp_ports
-        cmp_04_without_a_listener_an_initiator_is_rejected_at_once
+        cmp_05_a_silent_peer_gets_three_queries_then_tcp
         a_connection_between_bind_and_listen_waits;
     roce:
-        the_program_reaches_rts_between_reply_and_connection
         requests_complete_when_delivered
         a_rejection_has_a_reason
         without_a_queue_pair_a_connection_carries_private_data

@@ -110,7 +110,7 @@ fn cmp_01_a_listener_leaves_the_tcp_port_to_others() {
 }
 
 #[test]
-pub(super) fn cmp_02_programs_see_the_number_of_the_listener_only() {
+fn cmp_02_programs_see_the_number_of_the_listener_only() {
     for configs in [[own(), own()], [tcp(), own()]] {
         let mut net = Net::new(&configs);
         let (at, listener) = net.listen(1, 7471, 0);
@@ -130,7 +130,7 @@ pub(super) fn cmp_02_programs_see_the_number_of_the_listener_only() {
 }
 
 #[test]
-pub(super) fn cmp_03_initiators_reach_listeners_with_tcp_ports() {
+fn cmp_03_initiators_reach_listeners_with_tcp_ports() {
     for initiator in [own(), tcp()] {
         let mut net = Net::new(&[initiator, tcp()]);
         let (at, _) = net.listen(1, 7471, 0);
@@ -141,7 +141,7 @@ pub(super) fn cmp_03_initiators_reach_listeners_with_tcp_ports() {
 }
 
 #[test]
-pub(super) fn cmp_04_without_a_listener_an_initiator_is_rejected_at_once() {
+fn cmp_04_without_a_listener_an_initiator_is_rejected_at_once() {
     for initiator in [own(), tcp()] {
         let mut net = Net::new(&[initiator, own()]);
         let (channel, id) = begin(&mut net);
@@ -157,7 +157,7 @@ pub(super) fn cmp_04_without_a_listener_an_initiator_is_rejected_at_once() {
 }
 
 #[test]
-fn cmp_05_a_silent_peer_gets_three_queries_then_tcp() {
+pub(super) fn cmp_05_a_silent_peer_gets_three_queries_then_tcp() {
     let mut net = Net::new(&[own(), tcp()]);
     net.wire.borrow_mut().ud.mute = true;
     let (at, _) = net.listen(1, 7471, 0);

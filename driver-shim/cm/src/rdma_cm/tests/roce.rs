@@ -28,7 +28,7 @@ fn establish(net: &mut Net, (channel, id): (u64, u32), uid: u64) {
 }
 
 #[test]
-pub(super) fn the_program_reaches_rts_between_reply_and_connection() {
+fn the_program_reaches_rts_between_reply_and_connection() {
     for configs in [
         [roce(), roce()],
         [roce(), Config::default()],

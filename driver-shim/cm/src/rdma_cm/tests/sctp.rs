@@ -238,6 +238,50 @@ fn a_device_without_sctp_refuses_to_bind() {
     net.finish();
 }
 
+/// A RoCE NIC's listener has its UDP port for messages, and SCTP has another one.
+#[test]
+fn a_silent_port_is_asked_for_the_one_of_sctp() {
+    let roce = Config {
+        identity: Identity::Roce,
+        ..sctp()
+    };
+    let mut net = Net::new(&[sctp(), roce]);
+    let (at, _) = net.listen(1, 7471, 0);
+    let (initiator, _) = begin(&mut net);
+    net.advance(SCTP_TIME / 2);
+    assert!(net.event(1, at).is_none(), "nothing has answered");
+    net.advance(SCTP_TIME / 2);
+    let (id, _) = net.request(1, at);
+    net.accept(1, at, id, 200, parameters(9, 1, 1, &[]));
+    assert_eq!(negotiated(&net).map(|of| of.llp), [Llp::Sctp; 2]);
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 9, 0)]);
+    net.engines[1].notices();
+    net.finish();
+}
+
+#[test]
+fn a_port_that_stays_silent_is_tried_again_in_time() {
+    let mut net = Net::new(&[sctp(), sctp()]);
+    let refused = net.ready(0, 7471, 4, false);
+    net.connect(0, refused, parameters(3, 1, 1, &[]));
+    let events = net.take_events(0, refused.0);
+    assert_eq!(events, [(4, refused.1, 8, REFUSED)], "no program has the port");
+    net.wire.borrow_mut().silent = true;
+    net.wire.borrow_mut().ud.mute = true;
+    let (initiator, _) = begin(&mut net);
+    net.advance(SCTP_TIME);
+    for _ in 0..3 {
+        net.advance(MAX_INTERVAL);
+    }
+    // A program listens after all.
+    net.wire.borrow_mut().silent = false;
+    net.advance(Duration::from_secs(4));
+    assert!(net.take_events(0, initiator.0).is_empty());
+    net.advance(Duration::from_secs(20));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 7, TIMED_OUT)]);
+    net.finish();
+}
+
 #[test]
 fn queue_pairs_of_kind_uc_stay_with_tcp() {
     let roce = Config {

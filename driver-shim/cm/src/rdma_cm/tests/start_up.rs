@@ -158,7 +158,7 @@ pub(super) fn a_rejection_delivers_its_private_data() {
 }
 
 #[test]
-pub(super) fn refused_and_unanswered_attempts_have_different_events() {
+fn refused_and_unanswered_attempts_have_different_events() {
     let mut net = Net::pair();
     let initiator = net.ready(0, 7471, 5, false);
     net.connect(0, initiator, parameters(3, 1, 1, &[]));
