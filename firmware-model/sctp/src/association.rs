@@ -11,8 +11,9 @@ use dcsctp::api::{
 };
 use urnic_wire::sctp::chunk::Contents;
 
-use crate::endpoint::{Peer, Reason, Received, SendError};
 use crate::in_flight::InFlight;
+use crate::interface::{Peer, Reason, Received, SendError};
+use crate::reopening::Reopening;
 use crate::settings::Settings;
 use crate::unsent::{Message, Unsent};
 
@@ -39,6 +40,7 @@ pub(crate) struct Association {
     shutdown: Option<Vec<u8>>,
     /// The peer ends it in order.
     peer_closes: bool,
+    pub(crate) reopening: Reopening,
     /// Messages that were taken from the library before the end.
     ready: VecDeque<Received>,
     /// When it will be looked at whether the peer has sent something.
@@ -69,6 +71,7 @@ impl Association {
             closing: false,
             shutdown: None,
             peer_closes: false,
+            reopening: Reopening::new(settings.window),
             ready: VecDeque::new(),
             next_check: now + settings.times.heartbeat,
             unanswered: 0,
@@ -151,8 +154,8 @@ impl Association {
         self.closing = true;
     }
 
-    /// Keeps the peer's SHUTDOWN until all messages were acknowledged. The library does not wait for
-    /// those that it has to retransmit.
+    /// Keeps the peer's SHUTDOWN until all messages were acknowledged. The library does not wait
+    /// for those that it has to retransmit.
     pub(crate) fn peer_closes(&mut self, shutdown: Vec<u8>) {
         self.shutdown = Some(shutdown);
     }
@@ -168,7 +171,10 @@ impl Association {
         loop {
             while let Some(event) = self.socket.poll_event() {
                 match event {
-                    SocketEvent::SendPacket(packet) => packets.push(packet),
+                    SocketEvent::SendPacket(packet) => {
+                        self.reopening.sends(&packet);
+                        packets.push(packet);
+                    }
                     SocketEvent::OnClosed() if !self.is_lost => _ = ended.get_or_insert(Reason::Closed),
                     SocketEvent::OnClosed() | SocketEvent::OnAborted(..) => {
                         _ = ended.get_or_insert(Reason::Aborted);
@@ -243,11 +249,13 @@ impl Association {
     /// * The packet begins with a SACK. One with gaps or duplicates is due at once, and was sent by
     ///   [`Association::flush`]. One without them may be delayed until then: there is always room
     ///   for it.
-    /// * The packet begins with retransmissions. None waits if the library counts as many messages
-    ///   in flight as are not acknowledged; nor if there is room for the longest, because then the
-    ///   flush would have sent one.
+    /// * The packet begins with retransmissions. Those for which there is room were sent by the
+    ///   flush, so none goes with the message.
     /// * cwnd or the peer's window has less room. With nothing in flight the library sends a packet
     ///   whatever the window is, and cwnd is never less than a packet.
+    ///
+    /// `None`: retransmissions may wait for which there is no room. They go first (RFC 9260 §6.1,
+    /// rule C), or short new messages could take their room for ever.
     fn room(&mut self, settings: &Settings) -> Option<Room> {
         self.flush()?;
         let bundle = settings.longest_bundle();
@@ -263,15 +271,16 @@ impl Association {
         let counted = metrics.unack_data_count;
         let most = self.in_flight.bytes().min(counted * bundle);
         let left = metrics.cwnd_bytes.saturating_sub(most).min(window);
-        let none_waits = counted == self.in_flight.messages() || left >= bundle / 2;
+        // With room for the longest, the flush has left none.
+        let none_waits = counted == self.in_flight.messages() || left >= bundle;
         none_waits.then_some(Room {
             bytes: left.min(bundle) / 4 * 4,
             one: false,
         })
     }
 
-    /// Lets the library send the SACKs that are due and the retransmissions that cwnd and the window
-    /// permit, a burst at a time, until it sends nothing. `None`: it has no association.
+    /// Lets the library send the SACKs that are due and the retransmissions that cwnd and the
+    /// window permit, a burst at a time, until it sends nothing. `None`: it has no association.
     fn flush(&mut self) -> Option<()> {
         let mut sent = self.socket.get_metrics()?.tx_packets_count;
         loop {
@@ -306,8 +315,8 @@ impl Association {
         debug_assert!(!streams.iter().any(waits), "all was sent at once");
     }
 
-    /// Lets the library end the association if all messages were acknowledged: it would not wait for
-    /// those that it has to retransmit, or does not have. Returns whether it did something.
+    /// Lets the library end the association if all messages were acknowledged: it would not wait
+    /// for those that it has to retransmit, or does not have. Returns whether it did something.
     fn close_if_done(&mut self) -> bool {
         if !self.is_acknowledged() || self.socket.state() != SocketState::Connected {
             return false;
@@ -334,6 +343,9 @@ impl Association {
             return Some(Ok(ready));
         }
         let message = self.socket.get_next_message()?;
+        if let Some(last) = self.reopening.read(message.payload.len(), settings.window) {
+            self.socket.handle_input(&last);
+        }
         let contents = Contents::of(message.ppid.0).filter(|_| message.payload.len() <= settings.window);
         Some(contents.ok_or(Reason::Violation).map(|contents| Received {
             stream: message.stream_id.0,
@@ -342,9 +354,9 @@ impl Association {
         }))
     }
 
-    /// Takes the messages from the library, which forgets them when the association ends. This opens
-    /// the peer's window once: if the association goes on, no more are taken before the program has
-    /// taken these.
+    /// Takes the messages from the library, which forgets them when the association ends. This
+    /// opens the peer's window once: if the association goes on, no more are taken before the
+    /// program has taken these.
     pub(crate) fn keep_ready(&mut self, settings: &Settings) {
         if !self.ready.is_empty() {
             return;

@@ -134,8 +134,8 @@ pub fn abort(to: &Packet<'_>, initiate_tag: u32) -> Vec<u8> {
     answer(to, initiate_tag, [chunk_type::ABORT, 0])
 }
 
-/// The answer to a SHUTDOWN ACK that belongs to no association, with its tag (RFC 9260 §8.4). It is
-/// not longer, and ends nothing that the receiver did not end.
+/// The answer to a SHUTDOWN ACK that belongs to no association, with its tag (RFC 9260 §8.4). It
+/// is not longer, and ends nothing that the receiver did not end.
 pub fn shutdown_complete(to: &Packet<'_>) -> Vec<u8> {
     answer(to, to.tag, [chunk_type::SHUTDOWN_COMPLETE, TAG_REFLECTED])
 }

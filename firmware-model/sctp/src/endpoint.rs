@@ -11,81 +11,9 @@ use urnic_wire::sctp::packet::{Data, Packet, STATE_COOKIE, chunk_type, parameter
 
 use crate::association::Association;
 use crate::completion::{self, Key};
+pub use crate::interface::{AssociationId, Event, Peer, Reason, Received, SendError};
 pub use crate::settings::{Settings, Times};
 use crate::unsent::Message;
-
-/// An association of an endpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AssociationId(u64);
-
-/// The other end of an association.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Peer {
-    /// The UDP address.
-    pub address: SocketAddr,
-    /// The SCTP port.
-    pub port: u16,
-}
-
-/// What happened to an association.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// A peer began it.
-    Accepted(AssociationId, Peer),
-    /// One that was begun here is established.
-    Connected(AssociationId),
-    /// Messages can be [taken](Endpoint::take).
-    Readable(AssociationId),
-    /// Room for messages to be sent was made.
-    Writable(AssociationId),
-    /// It has ended, for this reason.
-    Ended(AssociationId, Reason),
-}
-
-/// Why an association ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
-    /// One end ended it in order, after all messages.
-    #[error("the SCTP association was closed")]
-    Closed,
-    /// The peer aborted it, or does not answer.
-    #[error("the SCTP association was aborted, or the peer does not answer")]
-    Aborted,
-    /// Nothing is at the peer's UDP port.
-    #[error("no SCTP over UDP at the peer's address")]
-    Refused,
-    /// The peer did not say that it supports DDP (RFC 5043 §11.1).
-    #[error("the peer has no DDP over SCTP")]
-    NoDdp,
-    /// The peer did what an association for DDP does not permit.
-    #[error("the peer sent what a DDP association does not carry")]
-    Violation,
-}
-
-/// Why a message was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SendError {
-    /// There is no such association, or it is being ended in order.
-    #[error("the SCTP association has ended")]
-    Ended,
-    /// Too much waits to be sent; [`Event::Writable`] follows.
-    #[error("no room in the SCTP association")]
-    Full,
-    /// The message is longer than [`Endpoint::longest`], or the stream does not exist.
-    #[error("the message does not fit the SCTP association")]
-    Invalid,
-}
-
-/// A message that a peer sent, with its DDP-SSN in front.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Received {
-    /// The number of the stream.
-    pub stream: u16,
-    /// A segment, or a message that begins or ends a session.
-    pub contents: Contents,
-    /// Its bytes.
-    pub data: Vec<u8>,
-}
 
 /// The associations of one UDP port.
 pub struct Endpoint {
@@ -239,6 +167,10 @@ impl Endpoint {
             chunk_type::SHUTDOWN_COMPLETE,
         ]) {
             association.keep_ready(&self.settings);
+        }
+        if association.reopening.is_small(self.settings.window) {
+            let data = completion::some_chunks(bytes, packet, |kind| kind == chunk_type::DATA);
+            data.into_iter().for_each(|data| association.reopening.keep(data));
         }
         if !has(&[chunk_type::SHUTDOWN]) || association.socket.state() != SocketState::Connected {
             return self.feed(id, bytes, now);
@@ -517,9 +449,9 @@ impl Endpoint {
         association.established.then_some(association.streams)
     }
 
-    /// The next message of an association, in the order in which SCTP has it. Those that came before
-    /// it ended can still be taken after [`Reason::Closed`] and [`Reason::Aborted`], until they are
-    /// [forgotten](Endpoint::forget).
+    /// The next message of an association, in the order in which SCTP has it. Those that came
+    /// before it ended can still be taken after [`Reason::Closed`] and [`Reason::Aborted`], until
+    /// they are [forgotten](Endpoint::forget).
     pub fn take(&mut self, id: AssociationId, now: Duration) -> Option<Received> {
         if let Some(ready) = self.ended.get_mut(&id) {
             let message = ready.pop_front();

@@ -8,7 +8,9 @@
 //!   cookies, so that an INIT costs no memory and a COOKIE ECHO shows that the peer receives at its
 //!   address (RFC 9260 §5.1.3);
 //! * [`endpoint`]: the associations of a UDP port, their limits, and the end of one whose peer does
-//!   what DDP does not permit;
+//!   what DDP does not permit, or is silent;
+//! * `association`: messages that are never split, and an end that waits for all of them;
+//! * `reopening`: a peer learns at once that the receive window is open again;
 //! * [`order`]: the messages of a DDP stream, which come in any order, in that of their DDP-SSN.
 //!
 //! No device uses this crate yet.
@@ -19,7 +21,9 @@ mod association;
 pub mod completion;
 pub mod endpoint;
 mod in_flight;
+mod interface;
 pub mod order;
+mod reopening;
 mod settings;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use urnic_wire::sctp::packet::HEADER_LEN;
 
 /// Bytes of a DATA chunk before its user data.
 const DATA_LEN: usize = 16;
-/// Bytes of a SACK chunk without gaps and duplicates: what the library may put in front of messages.
+/// Bytes of a SACK chunk without gaps and duplicates, which the library may put before messages.
 pub(crate) const SACK_LEN: usize = 16;
 /// The shortest maximum of packets: one with the shortest maximum of messages.
 const LEAST_PACKET: usize = HEADER_LEN + SACK_LEN + DATA_LEN + MIN_MULPDU as usize;
@@ -90,7 +90,7 @@ const MAX_IN_FLIGHT: usize = 32767;
 pub struct Times {
     /// The retransmission timeout while no round trip has been measured (`RTO.Initial` of RFC 9260
     /// §16); also the time after which the first packet of an association is repeated, which
-    /// doubles each time.
+    /// doubles after the second.
     pub rto_initial: Duration,
     /// The least retransmission timeout. A peer may delay an acknowledgement by 0.2 s.
     pub rto_min: Duration,
@@ -107,13 +107,13 @@ pub struct Times {
 }
 
 impl Default for Times {
-    /// A peer that was killed is noticed after 10 s. The connection to nothing fails after 15.5 s.
+    /// A peer that was killed is noticed after 10 s. The connection to nothing fails after 16 s.
     fn default() -> Times {
         Times {
             rto_initial: Duration::from_millis(500),
             rto_min: Duration::from_millis(400),
             rto_max: Duration::from_secs(4),
-            requests: 4,
+            requests: 5,
             heartbeat: Duration::from_secs(2),
             unanswered: 5,
         }

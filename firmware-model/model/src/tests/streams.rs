@@ -257,7 +257,7 @@ fn listening_on_ipv6_alone_leaves_the_port_to_ipv4() {
         driver.await_event(EventKind::StreamAccepted, lid);
     }
     let nonsense = Listen {
-        traffic_class: 512.into(),
+        traffic_class: 1024.into(),
         ..everywhere
     };
     assert_eq!(listen_at(&nonsense).err(), Some(Status::InvalidArgument));

@@ -78,14 +78,14 @@ impl Stream for SctpStream {
 
     /// Only into memory of our own. A message that is longer is cut.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        let (message, was_full) = self.with(|session| {
-            let was_full = session.is_full();
-            session.read().map(|message| (message, was_full))
-        })?;
-        if was_full {
+        let mut sessions = self.sessions.lock();
+        let gone = StreamError::Closed(Errno::CONNRESET);
+        let message = sessions.get(self.id).map_or(Err(gone), Session::read)?;
+        if sessions.leaves_some {
             // The thread may take more out of the receive window.
             self.thread.ask();
         }
+        drop(sessions);
         let Some(message) = message else { return Ok(0) };
         let mut left = &message[..];
         let mut filled = 0;

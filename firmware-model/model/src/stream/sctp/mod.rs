@@ -32,6 +32,12 @@ use urnic_sctp::endpoint::Settings;
 use urnic_sync::Mutex;
 use urnic_wire::sctp::chunk::SSN_LEN;
 
+/// Bytes of an SCTP packet: with the headers of UDP and IPv6 it fits the smallest link of IPv6 (RFC
+/// 8200 §5), so also the inside of any tunnel.
+const PACKET_LEN: usize = 1280 - 48;
+/// Messages that may be in a receive window: as many as fit it, of the shortest kind.
+const MOST_UNREAD: usize = 64 << 10;
+
 /// SCTP over UDP ports of another network.
 #[derive(Debug)]
 pub(crate) struct Sctp {
@@ -115,6 +121,8 @@ impl State {
         // A read of 16 bytes is never short once the kernel's generator is seeded.
         getrandom(&mut random, GetRandomFlags::empty())?;
         let settings = Settings {
+            packet_len: PACKET_LEN,
+            unread: MOST_UNREAD,
             listens: listens.is_some(),
             ..Settings::of_port(local.port())
         };

@@ -5,7 +5,7 @@
 use super::super::Ends;
 use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
 use super::super::descriptor::Descriptors;
-use super::session::{MOST_UNREAD_TOGETHER, function};
+use super::session::{MOST_KEPT, MOST_KEPT_BYTES, function};
 use super::sessions::{SessionId, Sessions, SharedSessions};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -21,6 +21,8 @@ use urnic_wire::sctp::session::Function;
 /// Batches of packets that one call takes, so that a peer that keeps sending does not occupy the
 /// thread.
 const MOST_BATCHES: usize = 8;
+/// Messages that are taken out of a receive window before it is looked whether more are kept.
+const TAKEN_TOGETHER: usize = 64;
 /// An association without sessions ends after this time.
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -113,6 +115,7 @@ impl Port {
         let listens = self.lock().is_listening();
         self.endpoint.set_listening(listens);
         self.begin_wanted(now);
+        self.take_rest(now);
         for _ in 0..MOST_BATCHES {
             let count = self.receive_packets(now);
             self.take_refused();
@@ -342,11 +345,25 @@ impl Port {
     // Messages.
 
     fn take_messages(&mut self, id: AssociationId, now: Duration) {
-        while self.takes_more(id)
-            && let Some(received) = self.endpoint.take(id, now)
-        {
-            self.arrived(id, &received);
+        while self.takes_more(id) {
+            for _ in 0..TAKEN_TOGETHER {
+                let Some(received) = self.endpoint.take(id, now) else {
+                    return;
+                };
+                self.arrived(id, &received);
+            }
         }
+        self.lock().leaves_some = true;
+    }
+
+    /// Takes what was left in receive windows.
+    fn take_rest(&mut self, now: Duration) {
+        if !mem::take(&mut self.lock().leaves_some) {
+            return;
+        }
+        let all: Vec<AssociationId> = self.associations.keys().copied().collect();
+        all.into_iter().for_each(|id| self.take_messages(id, now));
+        self.events(now);
     }
 
     /// Whether messages are taken out of the receive window. If all that were taken wait for an
@@ -355,15 +372,16 @@ impl Port {
         let Some(association) = self.associations.get(&id) else {
             return false;
         };
-        let (mut unread, mut is_readable) = (0, false);
+        let (mut bytes, mut is_full, mut is_readable) = (0, false, false);
         let mut sessions = self.lock();
         for id in association.sessions.values() {
             if let Some(session) = sessions.get(*id) {
-                unread += session.unread();
+                bytes += session.unread();
+                is_full |= session.unread_messages() >= MOST_KEPT;
                 is_readable |= session.is_readable();
             }
         }
-        unread < MOST_UNREAD_TOGETHER || !is_readable
+        (bytes < MOST_KEPT_BYTES && !is_full) || !is_readable
     }
 
     /// A message has come for a session, or begins one.

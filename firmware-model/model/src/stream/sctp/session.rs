@@ -6,15 +6,17 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use urnic_sctp::order::{Incoming, Message, Outgoing};
-use urnic_wire::sctp::chunk::Contents;
+use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
 
-/// Most messages, and most bytes, of a session that have come and were not read.
-const MOST_UNREAD: usize = 16 << 10;
+/// Most messages, and most bytes, of a session that have come and were not read. No peer reaches
+/// them that keeps to its receive window and to the limit of RFC 5043 §10.
+const MOST_UNREAD: usize = MAX_IN_FLIGHT as usize;
 const MOST_UNREAD_BYTES: usize = 4 << 20;
-/// Bytes of an association that sessions keep for their readers; more stay in its receive window,
-/// which closes. A session with more than a share of it makes the thread look again when it reads.
-pub(super) const MOST_UNREAD_TOGETHER: usize = 1 << 20;
+/// Bytes of an association, and messages of a session, that are kept for their readers. More stay
+/// in the receive window, which closes.
+pub(super) const MOST_KEPT_BYTES: usize = 1 << 20;
+pub(super) const MOST_KEPT: usize = 8 << 10;
 /// Bytes that wait for the thread, or for room in the association. A message is taken while there
 /// are fewer.
 const MOST_UNSENT: usize = 256 << 10;
@@ -316,9 +318,9 @@ impl Session {
         self.incoming.bytes()
     }
 
-    /// Whether so much was not read that the thread may leave more in the receive window.
-    pub(super) fn is_full(&self) -> bool {
-        self.unread() >= MOST_UNREAD_TOGETHER
+    /// The number of messages that have come and were not read.
+    pub(super) fn unread_messages(&self) -> usize {
+        self.incoming.waiting()
     }
 
     /// Whether reading would make room.

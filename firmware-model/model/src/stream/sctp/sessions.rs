@@ -23,6 +23,8 @@ pub(super) struct Sessions {
     pub(super) local: SocketAddr,
     /// The longest message, without its DDP-SSN.
     pub(super) longest: usize,
+    /// Messages were left in receive windows, because so many are not read.
+    pub(super) leaves_some: bool,
     /// Somebody is about to use the port, which is not closed meanwhile.
     is_reserved: bool,
     is_closed: bool,
@@ -52,6 +54,7 @@ impl Sessions {
         Sessions {
             local,
             longest,
+            leaves_some: false,
             is_reserved: true,
             is_closed: false,
             all: HashMap::new(),

@@ -49,6 +49,8 @@ struct Net {
     /// arrives after `latency`.
     fates: Vec<u8>,
     latency: Duration,
+    /// At the beginning of each three seconds all packets are lost, for this time.
+    outage: Duration,
     sent: usize,
     /// Packets on their way: when they arrive, and where.
     travelling: Vec<(Duration, usize, Vec<u8>)>,
@@ -68,6 +70,7 @@ impl Net {
             events: [Vec::new(), Vec::new()],
             fates: fates.to_vec(),
             latency,
+            outage: Duration::ZERO,
             sent: 0,
             travelling: Vec::new(),
             log: Vec::new(),
@@ -89,7 +92,9 @@ impl Net {
                 self.log.push((from, packet.clone()));
                 let fate = self.fates.get(self.sent).copied().unwrap_or(9);
                 self.sent += 1;
+                let is_outage = self.now.as_millis() % 3000 < self.outage.as_millis();
                 let (count, later) = match fate {
+                    _ if is_outage => (0, 0),
                     0 => (0, 0),
                     1 => (2, 0),
                     2 => (1, 1),
