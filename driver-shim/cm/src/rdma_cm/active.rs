@@ -119,7 +119,14 @@ impl Engine {
             connecting.llp.name()
         );
         let (llp, traffic_class) = (connecting.llp, id.traffic_class);
-        let started = match world.device.connect(llp, remote, local, traffic_class) {
+        // Ids whose programs chose no port share an SCTP association, and so its port, unless the
+        // listener is to recognise the announced one.
+        let shares = llp == Llp::Sctp && id.picked && !id.spare_read;
+        let begun = match shares {
+            true => Err(Errno::ADDRINUSE),
+            false => world.device.connect(llp, remote, local, traffic_class),
+        };
+        let started = match begun {
             // Another process has the port that the engine picked, or the TCP port of this number:
             // pick another one.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked || !id.ports.is_empty() => {
