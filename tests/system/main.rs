@@ -25,6 +25,7 @@ mod kernel_doors;
 mod netns;
 mod nfs_rdma;
 mod openings;
+mod over_sctp;
 mod own_ports;
 mod pages;
 mod pcap;
