@@ -135,6 +135,11 @@ impl Association {
         self.unsent.bytes() + self.in_flight.bytes()
     }
 
+    /// At least the number of a stream's messages that the peer has not acknowledged.
+    pub(crate) fn unacknowledged_of(&self, stream: u16) -> usize {
+        self.unsent.of_stream(stream) + self.in_flight.of_stream(stream)
+    }
+
     /// Takes a message to be sent.
     pub(crate) fn send(&mut self, message: Message, settings: &Settings) -> Result<(), SendError> {
         let longest = settings.longest_message();

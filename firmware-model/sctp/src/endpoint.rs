@@ -478,6 +478,13 @@ impl Endpoint {
         self.associations.get(&id).map_or(0, Association::unacknowledged)
     }
 
+    /// At least the number of messages of a stream that were taken by [`Endpoint::send`], and that
+    /// the peer has not acknowledged. 0 of an association that has ended.
+    pub fn unacknowledged_of(&self, id: AssociationId, stream: u16) -> usize {
+        let association = self.associations.get(&id);
+        association.map_or(0, |association| association.unacknowledged_of(stream))
+    }
+
     /// The number of streams in each direction on which both ends agreed; `None` before that, and
     /// after the end.
     pub fn streams(&self, id: AssociationId) -> Option<u16> {

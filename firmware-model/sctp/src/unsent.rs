@@ -40,6 +40,11 @@ impl Unsent {
         self.turns.is_empty()
     }
 
+    /// The number of a stream.
+    pub(crate) fn of_stream(&self, stream: u16) -> usize {
+        self.streams.get(&stream).map_or(0, VecDeque::len)
+    }
+
     /// Whether there are some of a stream with this or a higher number.
     pub(crate) fn has_beyond(&self, streams: u16) -> bool {
         self.turns.iter().any(|stream| *stream >= streams)

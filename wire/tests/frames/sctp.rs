@@ -66,7 +66,7 @@ fn messages() -> [(SessionMessage<'static>, Vec<u8>, &'static str); 8] {
 }
 
 #[test]
-fn each_function_has_its_code_and_data() {
+fn sctp_04_and_05_each_function_has_its_code_and_data() {
     for (message, bytes, line) in messages() {
         assert_eq!(SessionMessage::parse(&bytes), Ok(message), "{line}");
         let mut again = [0xee; MAX_MESSAGE_LEN];
@@ -77,7 +77,7 @@ fn each_function_has_its_code_and_data() {
 }
 
 #[test]
-fn malformed_messages_are_refused_by_name() {
+fn sctp_07_and_14_malformed_messages_are_refused() {
     let cases: [(&[u8], SessionError); 7] = [
         (b"", SessionError::Truncated(0)),
         (&[0], SessionError::Truncated(1)),
@@ -97,7 +97,7 @@ fn malformed_messages_are_refused_by_name() {
 }
 
 #[test]
-fn private_data_ends_at_512_with_the_word() {
+fn sctp_04_and_05_private_data_ends_at_512_with_the_word() {
     for code in [1u8, 2, 3, 5, 6, 7] {
         let parsed = |len: usize| SessionMessage::parse(&[&[0, code], &vec![0; len][..]].concat()).map(drop);
         assert_eq!(parsed(512), Ok(()));
@@ -116,7 +116,7 @@ fn private_data_ends_at_512_with_the_word() {
 }
 
 #[test]
-fn chunks_have_two_identifiers_and_a_number() {
+fn sctp_02_and_12_chunks_have_an_identifier_and_a_number() {
     assert_eq!(Contents::of(16), Some(Contents::Segment));
     assert_eq!(Contents::of(17), Some(Contents::SessionControl));
     // Network byte order: 0x10000000 is no DDP, as WebRTC's 51 is none.
@@ -132,7 +132,7 @@ fn chunks_have_two_identifiers_and_a_number() {
 }
 
 #[test]
-fn numbers_wrap_and_keep_their_order() {
+fn sctp_13_numbers_wrap_and_keep_their_order() {
     assert_eq!(Ssn(0xffff).next(), Ssn(0));
     assert_eq!(Ssn(0xfffe).until(Ssn(1)), Some(3));
     assert_eq!(Ssn(1).until(Ssn(0xfffe)), None);
@@ -142,7 +142,7 @@ fn numbers_wrap_and_keep_their_order() {
 }
 
 #[test]
-fn the_indication_is_found_among_other_parameters() {
+fn sctp_01_the_indication_is_found_among_parameters() {
     // Supported Extensions (ASCONF, ASCONF-ACK, RE-CONFIG: 7 bytes and one of padding) come first.
     let extensions = hex!("8008 0007 c1 80 82 00");
     let ddp = hex!("c006 0008 00000001");
@@ -172,7 +172,7 @@ const INIT: [u8; 40] = hex!(
 );
 
 #[test]
-fn packets_are_checked_and_sealed() {
+fn sctp_11_packets_are_checked_and_sealed() {
     let mut init = INIT;
     assert!(matches!(
         Packet::parse(&init),
@@ -209,7 +209,7 @@ fn packets_are_checked_and_sealed() {
 }
 
 #[test]
-fn the_checksum_is_that_of_the_rfc() {
+fn sctp_11_the_checksum_is_that_of_the_rfc() {
     let mut sealed = INIT;
     packet::seal(&mut sealed);
     assert_eq!(sealed[8..12], reference(&INIT).to_le_bytes());

@@ -54,7 +54,7 @@ fn accepted(offered: Option<Offer>, own: Depths) -> (Negotiated, Negotiated) {
 }
 
 #[test]
-fn an_accepted_session_has_no_fence_and_no_rtr() {
+fn sctp_06_and_15_an_accepted_session_has_no_fence() {
     let (ours, theirs) = accepted(None, depths(4, 4));
     assert_eq!(ours, Negotiated::of_session(true, false));
     assert_eq!(theirs, Negotiated::of_session(false, false));
@@ -62,7 +62,7 @@ fn an_accepted_session_has_no_fence_and_no_rtr() {
 }
 
 #[test]
-fn an_enhanced_session_agrees_on_depths() {
+fn sctp_05_an_enhanced_session_agrees_on_depths() {
     let (ours, theirs) = accepted(Some(offer(16, 8)), depths(4, 32));
     assert_eq!((ours.depths, theirs.depths), (depths(16, 4), depths(4, 16)));
     assert_eq!((ours.revision, theirs.revision), (2, 2));
@@ -70,7 +70,7 @@ fn an_enhanced_session_agrees_on_depths() {
 }
 
 #[test]
-fn a_peer_to_peer_initiate_gets_an_rtr_indication_and_no_fence() {
+fn sctp_06_peer_to_peer_gets_an_indication_and_no_fence() {
     let peer_to_peer = Offer {
         peer_to_peer: true,
         ..offer(16, 8)
@@ -111,7 +111,7 @@ fn an_accept_that_demands_too_much_is_answered_by_an_rdmap_terminate() {
 }
 
 #[test]
-fn a_program_rejects_in_the_form_of_the_initiate() {
+fn sctp_19_and_33_a_program_rejects_in_the_initiates_form() {
     for offered in [None, Some(offer(1, 1))] {
         let (active, initiate) = active(offered, b"");
         let mut passive = passive();
@@ -130,7 +130,7 @@ fn a_program_rejects_in_the_form_of_the_initiate() {
 }
 
 #[test]
-fn what_the_program_does_not_see_is_refused_by_a_terminate() {
+fn sctp_16_and_19_and_34_without_its_program_an_end_refuses() {
     let (enhanced, initiate) = active(Some(offer(1, 1)), b"");
     let mut passive = passive();
     passive.receive(&initiate).expect("an Initiate");
@@ -144,7 +144,7 @@ fn what_the_program_does_not_see_is_refused_by_a_terminate() {
 }
 
 #[test]
-fn the_active_end_takes_only_an_answer_in_its_own_form() {
+fn sctp_07_the_active_end_takes_only_an_answer_in_its_form() {
     let word = Some(EnhancedWord::default());
     let cases = [
         (SessionMessage::new(Function::Accept, word, b""), Fault::Form),
@@ -171,7 +171,7 @@ fn the_active_end_takes_only_an_answer_in_its_own_form() {
 }
 
 #[test]
-fn the_passive_end_takes_one_initiate_and_nothing_else() {
+fn sctp_07_the_passive_end_takes_one_initiate_and_no_more() {
     for message in [
         SessionMessage::new(Function::Accept, None, b""),
         SessionMessage::reject(true, b""),
@@ -207,7 +207,7 @@ fn the_passive_end_takes_one_initiate_and_nothing_else() {
 }
 
 #[test]
-fn private_data_may_be_512_bytes_with_the_word() {
+fn sctp_04_and_05_private_data_may_be_512_bytes() {
     let long = [7; 513];
     assert!(Active::new(settings(), None, &long[..512], START).is_ok());
     assert!(Active::new(settings(), None, &long, START).is_err());
@@ -256,7 +256,7 @@ fn a_rejection_counts_in_either_form() {
 }
 
 #[test]
-fn each_end_waits_for_a_limited_time_but_not_for_its_program() {
+fn sctp_20_a_program_may_take_its_time_to_decide() {
     let (active, initiate) = active(None, b"");
     let mut passive = passive();
     let limit = active.deadline();

@@ -35,6 +35,11 @@ impl Messages {
         self.mulpdu
     }
 
+    #[cfg(test)]
+    pub(crate) fn set_mulpdu(&mut self, mulpdu: usize) {
+        self.mulpdu = mulpdu.min(queue::MULPDU);
+    }
+
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.tx.has_room() && self.tx.sealed() - self.tx.position() < BACKLOG
@@ -62,11 +67,11 @@ impl Messages {
         buffers: &BufferPool,
         stream: &mut dyn Stream,
     ) -> Result<(usize, Filled), LlpError> {
-        if !self.rx.has_room() {
+        if !self.rx.can_append() {
             self.rx.compact();
         }
         let mut bytes = 0;
-        while self.rx.has_room() {
+        while self.rx.can_append() {
             match self.rx.append(buffers, |room| stream.receive_bytes(room)) {
                 Ok(0) if bytes == 0 => return Ok((0, Filled::Fin)),
                 // The end is read again by the next call.

@@ -2,6 +2,7 @@
 
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::Head;
+use crate::stream::LONGEST_MESSAGE;
 
 /// Longest ULPDU: small enough for the caches.
 pub(crate) const MULPDU: usize = 32 << 10;
@@ -29,6 +30,12 @@ impl UlpduQueue {
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         BUFFER_LEN - self.end >= LENGTH_LEN + MULPDU + size_of::<Head>()
+    }
+
+    /// Whether [`append`](Self::append) can be called.
+    #[inline]
+    pub(super) fn can_append(&self) -> bool {
+        BUFFER_LEN - self.end >= LENGTH_LEN + LONGEST_MESSAGE
     }
 
     pub(crate) fn open(&mut self, buffers: &BufferPool, head: &Head, payload_len: usize) {
@@ -64,7 +71,7 @@ impl UlpduQueue {
         self.filled = self.end;
     }
 
-    /// Appends a ULPDU, whose bytes `fill` writes to the front of at most [`MULPDU`] bytes and
+    /// Appends a ULPDU, whose bytes `fill` writes to the front of [`LONGEST_MESSAGE`] bytes and
     /// counts. The queue must have room.
     pub(super) fn append<E>(
         &mut self,
@@ -73,7 +80,7 @@ impl UlpduQueue {
     ) -> Result<usize, E> {
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
         let body = self.end + LENGTH_LEN;
-        let room = buffer.get_mut(body..body + MULPDU).unwrap_or_default();
+        let room = buffer.get_mut(body..body + LONGEST_MESSAGE).unwrap_or_default();
         let len = fill(room)?;
         if len > 0 {
             buffer[self.end..body].copy_from_slice(&(len as u32).to_ne_bytes());

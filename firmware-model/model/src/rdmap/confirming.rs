@@ -2,9 +2,10 @@
 //!
 //! A confirmation is an RDMA Write of length zero to the STag [`CONFIRMATION_STAG`]. Its tagged
 //! offset is the position in the peer's stream up to which this end has placed and delivered all
-//! messages. STag and offset of a Write of length zero are not checked (RFC 5041 §5.2), so a
-//! confirmation has no effect on a peer that does not know it. Nevertheless it goes only to a peer
-//! that has announced that it takes confirmations, by [`MARK`].
+//! messages: bytes of FPDUs, or, of a stream of messages, of ULPDUs with four more bytes each. STag
+//! and offset of a Write of length zero are not checked (RFC 5041 §5.2), so a confirmation has no
+//! effect on a peer that does not know it. Nevertheless it goes only to a peer that has announced
+//! that it takes confirmations, by [`MARK`].
 //!
 //! | this end owes a confirmation, and | it is sent |
 //! |---|---|

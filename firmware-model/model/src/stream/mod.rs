@@ -24,6 +24,10 @@ use std::fmt::Debug;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+/// The longest message that a stream of messages gives. Those of a peer with larger packets than
+/// ours are longer than ours.
+pub(crate) const LONGEST_MESSAGE: usize = 64 << 10;
+
 /// Why a stream did not take or return bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {

@@ -28,8 +28,11 @@ pub struct Conditions {
     pub chunk: usize,
     /// Bytes taken and not yet received, beyond which nothing is taken.
     pub capacity: usize,
-    /// Segment size.
+    /// Segment size, or the longest message.
     pub mss: u32,
+    /// What one send takes, one receive gives, as over SCTP: nothing is cut, also if the last
+    /// message goes beyond the capacity.
+    pub messages: bool,
     /// The seed of all random choices.
     pub seed: u64,
 }
@@ -42,6 +45,7 @@ impl Default for Conditions {
             chunk: 0,
             capacity: 1 << 20,
             mss: 65483,
+            messages: false,
             seed: 1,
         }
     }
@@ -65,8 +69,8 @@ struct Pipe {
     damage: Vec<(u64, u8)>,
     /// The connection is reset after this number of bytes.
     cut_at: Option<u64>,
-    /// Everything taken, as it was before damage.
-    record: Option<Vec<u8>>,
+    /// What each send took, as it was before damage.
+    record: Option<Vec<Vec<u8>>>,
 }
 
 #[derive(Debug)]
@@ -93,7 +97,7 @@ impl Link {
 
     /// A length from 1 to `len`, or all of it when nothing is cut.
     fn cut(&mut self, len: usize) -> usize {
-        if self.conditions.chunk == 0 || len <= 1 {
+        if self.conditions.chunk == 0 || self.conditions.messages || len <= 1 {
             return len;
         }
         // SplitMix64.
@@ -152,6 +156,11 @@ impl Wire {
 
     /// The bytes that a direction sent since [`record`](Self::record).
     pub fn recorded(&self, direction: usize) -> Vec<u8> {
+        self.recorded_messages(direction).concat()
+    }
+
+    /// The messages that a direction sent since [`record`](Self::record).
+    pub fn recorded_messages(&self, direction: usize) -> Vec<Vec<u8>> {
         self.lock().pipes[direction].record.clone().unwrap_or_default()
     }
 
@@ -218,6 +227,10 @@ fn connection(
 }
 
 impl Stream for SimStream {
+    fn carries_messages(&self) -> bool {
+        self.wire.lock().conditions.messages
+    }
+
     fn send(&mut self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
         let mut link = self.wire.lock();
         if let Some(errno) = link.closed_with {
@@ -230,7 +243,10 @@ impl Stream for SimStream {
         let pipe = &link.pipes[self.end];
         let capacity = pipe.capacity.unwrap_or(link.conditions.capacity);
         let room = capacity.saturating_sub(pipe.unread);
-        let len = link.cut(offered.min(room));
+        let len = match link.conditions.messages {
+            true if room > 0 => offered,
+            _ => link.cut(offered.min(room)),
+        };
         if len == 0 && offered > 0 {
             return Err(StreamError::WouldBlock);
         }
@@ -243,7 +259,7 @@ impl Stream for SimStream {
         let arrival = link.now() + link.latency();
         let pipe = &mut link.pipes[self.end];
         if let Some(record) = &mut pipe.record {
-            record.extend_from_slice(&bytes);
+            record.push(bytes.clone());
         }
         let start = pipe.taken;
         for (position, mask) in &pipe.damage {
@@ -272,7 +288,12 @@ impl Stream for SimStream {
         let now = link.now();
         let room: usize = into.iter().map(PieceMut::len).sum();
         let mut left = link.cut(room);
+        let messages = link.conditions.messages;
         let pipe = &mut link.pipes[1 - self.end];
+        if messages && let Some((_, message)) = pipe.flying.front() {
+            assert!(message.len() <= room, "a message would be cut");
+            left = message.len();
+        }
         let mut got = 0;
         let mut pieces = into.iter_mut().map(|piece| piece.first(usize::MAX));
         let mut piece = pieces.next();

@@ -6,7 +6,7 @@ use crate::ModelConfig;
 use crate::testing::mock::{Driver, End, Pair, assert_cqe, config};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use urnic_device::command::{Handle, Opcode, QpStatus, Status};
-use urnic_device::event::EventKind;
+use urnic_device::event::{EventKind, QpFault};
 use urnic_device::stream::{Close, Connect, Listen, Listening, attach, attached, listen, llp};
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_device::wqe;
@@ -105,7 +105,7 @@ fn way(driver: &Driver, qid: u32) -> u32 {
 }
 
 #[test]
-fn sctp_01_messages_of_all_sizes_pass_both_ways() {
+fn sctp_06_either_end_sends_first_messages_of_all_sizes() {
     let (near, far) = (driver(), driver());
     let Pair {
         mut initiator,
@@ -125,7 +125,7 @@ fn sctp_01_messages_of_all_sizes_pass_both_ways() {
 }
 
 #[test]
-fn sctp_01_reads_and_writes_pass_both_ways() {
+fn reads_and_writes_pass_both_ways_over_sctp() {
     let (near, far) = (driver(), driver());
     let Pair {
         mut initiator,
@@ -148,7 +148,7 @@ fn sctp_01_reads_and_writes_pass_both_ways() {
 
 /// The queue pairs of two hosts share an association: a session ends, and the others go on.
 #[test]
-fn sctp_02_sessions_share_an_association() {
+fn sctp_32_a_session_ends_and_its_association_goes_on() {
     let (near, far) = (driver(), driver());
     let listener = listening(&far, 8);
     let mut pairs: Vec<Pair> = (0..8).map(|_| connected(&near, &far, listener)).collect();
@@ -176,8 +176,33 @@ fn sctp_02_sessions_share_an_association() {
     send_between((&near, &mut initiator), (&far, &mut responder), 9, 5000);
 }
 
+/// RFC 5043 §11.3: the RDMAP Terminate of one stream.
 #[test]
-fn sctp_03_a_rejection_and_a_terminate_reach_the_initiator() {
+fn sctp_18_and_32_a_terminate_ends_one_session_of_an_association() {
+    let (near, far) = (driver(), driver());
+    let listener = listening(&far, 8);
+    let mut pairs: Vec<Pair> = (0..2).map(|_| connected(&near, &far, listener)).collect();
+    let Pair {
+        mut initiator,
+        responder,
+    } = pairs.remove(0);
+    let mut write = one_sided(wqe::Opcode::Write, 1, &responder);
+    write.stag = (responder.region.stag ^ 0x0100).into();
+    let bytes = initiator.region.sge(0, 8);
+    initiator.qp.post(&near, write, &[bytes]);
+    let event = far.await_event(EventKind::QpError, responder.qp.id);
+    assert_eq!(event.code.get(), QpFault::TerminateSent as u16);
+    let event = near.await_event(EventKind::QpError, initiator.qp.id);
+    assert_eq!(event.code.get(), QpFault::TerminateReceived as u16);
+    let Pair {
+        mut initiator,
+        mut responder,
+    } = pairs.remove(0);
+    send_between((&near, &mut initiator), (&far, &mut responder), 2, 5000);
+}
+
+#[test]
+fn sctp_15_and_18_and_19_the_initiator_gets_the_answer() {
     let (near, far) = (driver(), driver());
     let listener = listening(&far, 8);
     let (sid, accepted) = initiated(&near, &far, listener);
@@ -200,7 +225,7 @@ fn sctp_03_a_rejection_and_a_terminate_reach_the_initiator() {
 
 /// RFC 5043 §6.4: there is a limit, and beyond it the answer is a Terminate.
 #[test]
-fn sctp_04_requests_beyond_the_backlog_get_a_terminate() {
+fn sctp_16_requests_beyond_the_backlog_get_a_terminate() {
     let (near, far) = (driver(), driver());
     let (_, address) = listening(&far, 1);
     // The device takes one more than wait at the listener.
@@ -214,7 +239,7 @@ fn sctp_04_requests_beyond_the_backlog_get_a_terminate() {
 }
 
 #[test]
-fn sctp_05_a_port_without_a_listener_refuses() {
+fn a_port_without_a_listener_refuses_sctp() {
     let near = driver();
     let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let sid = connecting(&near, free);
@@ -230,16 +255,15 @@ fn sctp_05_a_port_without_a_listener_refuses() {
 }
 
 #[test]
-fn sctp_06_the_end_of_a_device_ends_its_sessions() {
+fn sctp_10_the_end_of_a_device_ends_its_sessions() {
     let (near, far) = (driver(), driver());
     let pair = connected(&near, &far, listening(&far, 8));
     drop(far);
     near.await_event(EventKind::Closed, pair.initiator.qp.id);
-    drop(pair);
 }
 
 #[test]
-fn sctp_07_unknown_lower_layers_are_refused() {
+fn unknown_lower_layers_are_refused() {
     let near = driver();
     let arguments = Connect {
         remote: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 1).into(),

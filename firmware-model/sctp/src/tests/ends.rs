@@ -249,7 +249,7 @@ fn an_unreachable_port_refuses_only_what_is_not_established() {
 }
 
 #[test]
-fn the_fewer_streams_are_agreed() {
+fn sctp_09_the_fewer_streams_are_agreed() {
     let uneven = |port| Settings {
         streams: if port == PORTS[0] { 8 } else { 3 },
         ..settings(port)

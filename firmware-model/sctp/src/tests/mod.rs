@@ -7,11 +7,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 use urnic_wire::sctp::adaptation::Adaptation;
 use urnic_wire::sctp::chunk::Contents;
-use urnic_wire::sctp::packet::{self, Packet, chunk_type};
+use urnic_wire::sctp::packet::{self, Packet, chunk_type, parameters};
 
 use crate::completion::{COOKIE_LIFE, Key, complete, opened};
 use crate::endpoint::{AssociationId, Endpoint, Event, Peer, Reason, SendError, Settings};
 use crate::order::{Incoming, Message, OutOfOrder, Outgoing};
+use crate::settings::SACK_LEN;
 
 mod ends;
 mod whole;
@@ -136,7 +137,7 @@ impl Net {
 }
 
 #[test]
-fn both_ends_say_that_they_speak_ddp() {
+fn sctp_01_both_ends_say_that_they_speak_ddp() {
     let mut net = Net::new(&[]);
     net.connected();
     let indications: Vec<(u8, Adaptation)> = net
@@ -176,32 +177,37 @@ impl Net {
     }
 }
 
-/// An INIT of another kind of peer, without the indication.
-fn init_without_ddp() -> Vec<u8> {
+/// INITs of other kinds of peers: without the indication, and with another one.
+fn inits_without_ddp() -> [Vec<u8>; 2] {
     let mut endpoint = Endpoint::new(settings(PORTS[0]), [9; 16]);
     endpoint.connect(peer(1), Duration::ZERO);
     let (_, init) = endpoint.next_packet().expect("an INIT");
     let mut plain = init[..init.len() - 8].to_vec();
     let len = (plain.len() - 12) as u16;
     plain[14..16].copy_from_slice(&len.to_be_bytes());
-    packet::seal(&mut plain);
-    assert_eq!(Packet::parse(&plain).map(|p| p.init().is_some()), Ok(true));
-    plain
+    let mut other = init;
+    *other.last_mut().unwrap() = 2;
+    [plain, other].map(|mut init| {
+        packet::seal(&mut init);
+        assert_eq!(Packet::parse(&init).map(|p| p.init().is_some()), Ok(true));
+        init
+    })
 }
 
 #[test]
-fn a_peer_without_ddp_is_refused() {
+fn sctp_01_and_25_a_peer_without_ddp_is_refused() {
     let mut endpoint = Endpoint::new(settings(PORTS[1]), [1; 16]);
-    let init = init_without_ddp();
-    endpoint.receive(address(0), &init, Duration::ZERO);
-    let (to, answer) = endpoint.next_packet().expect("an answer");
-    let answer = Packet::parse(&answer).expect("a packet");
-    let (tag, _) = Packet::parse(&init).unwrap().init().unwrap();
-    assert_eq!(
-        (to, answer.chunk_type, answer.tag),
-        (address(0), chunk_type::ABORT, tag)
-    );
-    assert_eq!(endpoint.associations(), 0);
+    for init in inits_without_ddp() {
+        endpoint.receive(address(0), &init, Duration::ZERO);
+        let (to, answer) = endpoint.next_packet().expect("an answer");
+        let answer = Packet::parse(&answer).expect("a packet");
+        let (tag, _) = Packet::parse(&init).unwrap().init().unwrap();
+        assert_eq!(
+            (to, answer.chunk_type, answer.tag),
+            (address(0), chunk_type::ABORT, tag)
+        );
+        assert_eq!(endpoint.associations(), 0);
+    }
 }
 
 #[test]
@@ -295,7 +301,7 @@ fn associations_are_limited() {
 }
 
 #[test]
-fn a_message_that_is_no_ddp_ends_the_association() {
+fn sctp_02_and_08_what_is_no_ddp_ends_the_association() {
     let mut net = Net::new(&[]);
     let [ours, theirs] = net.connected();
     let long = vec![0; net.ends[0].longest() + 1];
@@ -341,6 +347,108 @@ fn a_message_that_is_no_ddp_ends_the_association() {
         net.events[0].contains(&Event::Ended(ours, Reason::Aborted)),
         "the peer gets an ABORT"
     );
+}
+
+/// Two ends, and the last packet of the first one: a segment of three bytes.
+fn with_a_message() -> (Net, [AssociationId; 2], Vec<u8>) {
+    let mut net = Net::new(&[]);
+    let ids = net.connected();
+    let sent = net.ends[0].send(ids[0], (0, Contents::Segment), vec![0, 0, 1], net.now);
+    assert_eq!(sent, Ok(()));
+    net.step();
+    assert!(net.ends[1].take(ids[1], net.now).is_some());
+    let (_, data) = net.log.iter().rev().find(|(from, _)| *from == 0).unwrap().clone();
+    assert_eq!(data[12], 0, "a DATA chunk");
+    (net, ids, data)
+}
+
+#[test]
+fn sctp_03_an_ordered_message_ends_the_association() {
+    const UNORDERED: u8 = 4;
+    let (mut net, [_, theirs], mut data) = with_a_message();
+    assert_eq!(data[13] & UNORDERED, UNORDERED, "ours");
+    data[13] &= !UNORDERED;
+    let tsn = u32::from_be_bytes(data[16..20].try_into().unwrap()).wrapping_add(1);
+    data[16..20].copy_from_slice(&tsn.to_be_bytes());
+    packet::seal(&mut data);
+    net.ends[1].receive(address(0), &data, net.now);
+    net.step();
+    assert!(net.events[1].contains(&Event::Ended(theirs, Reason::Violation)));
+    assert_eq!(net.ends[1].associations(), 0);
+}
+
+#[test]
+fn sctp_31_a_short_message_is_not_delayed() {
+    let (mut net, [ours, _], _) = with_a_message();
+    // Another one is in flight, which has not been acknowledged.
+    for number in 1..=5 {
+        let sent = net.ends[0].send(ours, (0, Contents::Segment), vec![0, number, 1], net.now);
+        assert_eq!(sent, Ok(()));
+        let (_, packet) = net.ends[0].next_packet().expect("it goes at once");
+        assert!(
+            Packet::parse(&packet)
+                .unwrap()
+                .chunks()
+                .any(|chunk| chunk.unwrap().data().is_some())
+        );
+    }
+}
+
+#[test]
+fn sctp_28_a_packet_has_room_for_an_acknowledgement() {
+    let mut net = Net::new(&[]);
+    let [ours, _] = net.connected();
+    let longest = vec![0; net.ends[0].longest()];
+    let sent = net.ends[0].send(ours, (0, Contents::Segment), longest, net.now);
+    assert_eq!(sent, Ok(()));
+    let (_, packet) = net.ends[0].next_packet().expect("a packet");
+    assert_eq!(packet.len() + SACK_LEN, settings(1).packet_len);
+}
+
+#[test]
+fn sctp_08_a_message_may_always_have_516_bytes() {
+    for (packet_len, longest) in [(0, 516), (560, 516), (564, 520), (1452, 1408), (1455, 1408)] {
+        let settings = Settings {
+            packet_len,
+            ..settings(1)
+        };
+        assert_eq!(settings.longest_message(), longest, "{packet_len}");
+        assert_eq!(Endpoint::new(settings, [1; 16]).longest(), longest);
+    }
+}
+
+/// RFC 9260 §3.3.2.1: IPv4 Address, IPv6 Address, Host Name Address.
+const ADDRESSES: [u16; 3] = [5, 6, 11];
+
+#[test]
+fn sctp_26_an_association_has_one_address_at_each_end() {
+    let mut net = Net::new(&[]);
+    net.connected();
+    let requests = net.log.iter().filter_map(|(_, bytes)| {
+        let packet = Packet::parse(bytes).expect("a packet");
+        packet.init().map(|(_, all)| parameters(all).collect::<Vec<_>>())
+    });
+    let requests: Vec<_> = requests.collect();
+    assert_eq!(requests.len(), 2, "INIT and INIT ACK");
+    for (kind, _) in requests.into_iter().flatten() {
+        assert!(!ADDRESSES.contains(&kind), "another address");
+    }
+}
+
+#[test]
+fn sctp_09_both_directions_have_as_many_streams() {
+    let mut net = Net::new(&[]);
+    net.connected();
+    let mut count = 0;
+    for (_, bytes) in &net.log {
+        let packet = Packet::parse(bytes).expect("a packet");
+        if packet.init().is_some() {
+            // After the tag and the window (RFC 9260 §3.3.2).
+            assert_eq!(packet.value[8..12], [0, 8, 0, 8]);
+            count += 1;
+        }
+    }
+    assert_eq!(count, 2, "INIT and INIT ACK");
 }
 
 #[test]
@@ -455,7 +563,7 @@ fn packets_of_strangers_change_nothing() {
 }
 
 #[test]
-fn numbers_that_were_used_or_are_far_ahead_are_refused() {
+fn sctp_30_numbers_used_before_or_far_ahead_are_refused() {
     let mut incoming = Incoming::new(3, 3);
     let mut insert = |ssn: u16| incoming.insert(Contents::Segment, &[&ssn.to_be_bytes()[..], b"x"].concat());
     let wrong = |found, next| Err(OutOfOrder::Number { found, next });
@@ -546,7 +654,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn messages_come_once_and_in_order_over_a_bad_network(fates in proptest::collection::vec(0..12u8, 0..400)) {
+    fn sctp_13_messages_come_in_order_over_a_bad_network(fates in proptest::collection::vec(0..12u8, 0..400)) {
         check(&exchanged(&fates, 40));
     }
 

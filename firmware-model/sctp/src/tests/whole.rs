@@ -151,7 +151,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_message_is_split_or_stuck(plan in plans()) {
+    fn sctp_03_and_27_no_message_is_split_or_stuck(plan in plans()) {
         run(&plan);
     }
 }
@@ -196,7 +196,7 @@ fn sent_of(net: &Net, end: usize, stream: u16) -> usize {
 }
 
 #[test]
-fn a_stream_has_a_limited_number_of_messages_in_flight() {
+fn sctp_29_a_stream_has_limited_messages_in_flight() {
     let limited = |port| Settings {
         in_flight: 5,
         ..settings(port)
@@ -226,7 +226,7 @@ fn a_stream_has_a_limited_number_of_messages_in_flight() {
 }
 
 #[test]
-fn half_of_the_numbers_may_be_in_flight_at_most() {
+fn sctp_29_half_of_the_numbers_may_be_in_flight() {
     let most = |in_flight| {
         let settings = Settings {
             in_flight,

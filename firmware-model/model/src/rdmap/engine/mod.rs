@@ -446,8 +446,10 @@ impl Engine {
     /// Sets a MULPDU that no segment size results in.
     #[cfg(test)]
     pub(in crate::rdmap) fn set_mulpdu(&mut self, mulpdu: usize) {
-        if let Some(Llp::Mpa(mpa)) = &mut self.llp {
-            mpa.tx.set_mulpdu(mulpdu);
+        match &mut self.llp {
+            Some(Llp::Mpa(mpa)) => mpa.tx.set_mulpdu(mulpdu),
+            Some(Llp::Messages(messages)) => messages.set_mulpdu(mulpdu),
+            Some(Llp::Loopback(_)) | None => {}
         }
     }
 

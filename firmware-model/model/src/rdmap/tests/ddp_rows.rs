@@ -1,11 +1,9 @@
 //! DDP's rows: headers, order, the checks and their error numbers, and the state after an error.
 
-use super::vector;
-use crate::counters::Counter;
+use super::{Pair, Scripted, vector};
 use crate::memory::{Accessor, DomainUse, Invalidable, InvalidateBy, MemoryAccess};
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
-use crate::transport::QpChange;
 use std::sync::Arc;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, QpState, WcStatus};
@@ -153,7 +151,7 @@ fn ddp_s_04_zero_length_messages_are_one_segment_and_unchecked() {
     pair.run_now();
     assert_eq!(pair.a.sent(), [(1, SUCCESS), (2, SUCCESS)]);
     assert_eq!(pair.b.received(), [(5, SUCCESS, 0)]);
-    assert_eq!(pair.wire.recorded(0).len(), 20 + 24);
+    assert_eq!(pair.recorded(0).len(), 20 + 24);
 }
 
 #[test]
@@ -642,21 +640,4 @@ fn sec_01_and_03_cross_domain_send_with_invalidate() {
             )
             .is_ok()
     );
-}
-
-#[test]
-fn sec_10_a_gap_costs_one_buffer_at_most() {
-    let mut peer = Scripted::new();
-    let fpdu = fpdu_of(&write_segment(1, 0, &vec![0; 60_000]));
-    for part in fpdu[..fpdu.len() - 1].chunks(1000) {
-        peer.send(part);
-    }
-    assert!(peer.node.engine.buffered() < 64 << 10);
-    assert_eq!(peer.node.count(Counter::RxFpdus), 0);
-    let change = QpChange {
-        state: Some(QpState::Err),
-        ..QpChange::default()
-    };
-    peer.node.modify(change);
-    assert_eq!(peer.node.engine.buffered(), 0);
 }

@@ -1,6 +1,7 @@
 //! The end of a connection: requests that the peer has confirmed succeed, the others fail; and the
 //! confirmations that an end sends before it ends.
 
+use super::{Pair, Scripted};
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
@@ -277,7 +278,7 @@ fn vrb_c_20_other_implementations_get_answers_and_no_confirmation() {
         assert_eq!(peer.node.received(), [(1, SUCCESS, 0)]);
         let expected = match understands {
             false => vec![answer()],
-            true => vec![confirmation(bytes.len() as u64), answer()],
+            true => vec![confirmation(peer.advance_of(&bytes)), answer()],
         };
         assert_eq!(peer.output_ulpdus(), expected);
         assert!(peer.finished);
@@ -315,7 +316,10 @@ fn vrb_c_20_a_terminate_comes_after_a_confirmation() {
         [send_segment(true, 1, 0, b""), write_segment(0x7777, 0, b"x")].map(|ulpdu| fpdu_of(&ulpdu));
     peer.send(&[&send[..], &write].concat());
     let ulpdus = peer.output_ulpdus();
-    assert_eq!(ulpdus[0], confirmation((announcement.len() + send.len()) as u64));
+    assert_eq!(
+        ulpdus[0],
+        confirmation(peer.advance_of(&[announcement, send].concat()))
+    );
     assert_eq!((ulpdus.len(), ulpdus[1][1]), (2, 0x47), "a Terminate");
     // A request of the end itself fails: the confirmation covers all messages that have arrived.
     let mut pair = pair();

@@ -1,6 +1,6 @@
 //! The rows of RFC 7306: atomics and immediate data.
 
-use super::vector;
+use super::{Pair, Scripted, vector};
 use crate::rdmap::Attachment;
 use crate::rdmap::answers::result;
 use crate::testing::rig::*;
@@ -301,7 +301,7 @@ fn x73_10_write_with_immediate_is_a_write_and_an_immediate() {
         .sge(source.sge(0, 4));
     pair.a.post(&work);
     pair.run_now();
-    let bytes = pair.wire.recorded(0);
+    let bytes = pair.recorded(0);
     assert_eq!(bytes[2..4], [0xc1, 0x40]);
     assert_eq!(bytes[24..][2..4], [0x41, 0x48]);
     assert_eq!(bytes[24 + 20..24 + 28], hex("aabbccdd 00000000"));
@@ -415,7 +415,7 @@ fn x73_13_messages_have_version_1_and_no_stag_to_invalidate() {
     pair.run_now();
     let mut messages = Vec::new();
     for end in 0..2 {
-        let bytes = pair.wire.recorded(end);
+        let bytes = pair.recorded(end);
         let mut rest = &bytes[..];
         while let Ok((ulpdu, later)) = fpdu::parse(rest, CrcMode::On) {
             rest = later;

@@ -1,5 +1,6 @@
 //! Sends whose payload a peer on this host has placed in the receive: the checks of the message.
 
+use super::Scripted;
 use crate::testing::rig::*;
 use urnic_device::vocabulary::WcStatus;
 

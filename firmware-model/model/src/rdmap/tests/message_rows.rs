@@ -2,12 +2,12 @@
 //! segments share.
 
 use super::ddp_rows::{terminate_for_ulpdu, with_receive};
+use super::{Pair, Scripted};
 use crate::memory::{Accessor, Backing, MemoryAccess, Need, Registration};
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
-use crate::testing::sim::{Conditions, Wire};
+use crate::testing::sim::Conditions;
 use std::sync::Arc;
-use std::time::Duration;
 use urnic_device::vocabulary::{Access, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
 use urnic_wire::mpa::fpdu::{self, CrcMode};
@@ -69,8 +69,8 @@ fn ddp_h_05_of_differing_stags_the_last_segments_counts() {
 }
 
 /// MSNs of each queue in the output of an end, in order.
-fn msns_of(wire: &Wire, direction: usize) -> [Vec<u32>; 4] {
-    let bytes = wire.recorded(direction);
+fn msns_of(pair: &Pair, direction: usize) -> [Vec<u32>; 4] {
+    let bytes = pair.recorded(direction);
     let mut rest = &bytes[..];
     let mut msns = <[Vec<u32>; 4]>::default();
     while !rest.is_empty() {
@@ -119,7 +119,7 @@ fn msns_go_on_from(starts: [[u32; 3]; 2]) {
             vec![],
             count(responses, TIMES),
         ];
-        assert_eq!(msns_of(&pair.wire, direction), expected, "direction {direction}");
+        assert_eq!(msns_of(&pair, direction), expected, "direction {direction}");
     }
 }
 
@@ -226,31 +226,6 @@ fn ddp_s_01_segments_are_as_long_as_the_mulpdu() {
             assert!(bytes == pattern(LEN), "all of it, once, in order");
         }
     }
-}
-
-/// The segment size changes in the middle of a message: later segments have the length that the new
-/// size allows.
-#[test]
-fn ddp_s_01_segments_follow_the_mulpdu_within_a_message() {
-    let mut peer = Scripted::new();
-    peer.wire.set_capacity(0, 10_000);
-    let source = peer.node.filled(&pattern(1 << 20));
-    peer.node.post(&Work::send(1).sge(source.sge(0, 1 << 20)));
-    while peer.node.pump() {}
-    peer.wire.set_mss(600);
-    peer.advance(Duration::from_secs(2));
-    let ulpdus = peer.output_ulpdus();
-    let after = ulpdus.iter().position(|ulpdu| ulpdu.len() < 1454).unwrap();
-    let mulpdu = ulpdus[after].len();
-    assert!(mulpdu <= 600 && after > 0 && after < ulpdus.len() / 2);
-    assert!(ulpdus[..after].iter().all(|ulpdu| ulpdu.len() == 1454));
-    assert!(
-        ulpdus[after..ulpdus.len() - 1]
-            .iter()
-            .all(|ulpdu| ulpdu.len() == mulpdu)
-    );
-    let bytes: Vec<u8> = ulpdus.iter().flat_map(|ulpdu| ulpdu[18..].to_vec()).collect();
-    assert!(bytes == pattern(1 << 20));
 }
 
 /// An engine whose only receive is longer than a message may be, and which has received all but

@@ -6,10 +6,12 @@ mod delivery_rows;
 mod ending_rows;
 mod extension_rows;
 mod filled_rows;
+mod fpdu_rows;
 mod message_rows;
 mod mpa_error_rows;
 mod mpa_rows;
 mod native;
+mod over_messages;
 mod properties;
 mod rdmap_rows;
 mod read_rows;
@@ -21,7 +23,7 @@ mod state_rows;
 mod unreliable_rows;
 mod verbs_rows;
 
-use crate::testing::rig;
+use crate::testing::rig::{self, Pair, Scripted};
 
 /// A vector of the conformance tables.
 pub(super) fn vector(name: &str) -> Vec<u8> {

@@ -1,6 +1,7 @@
 //! Native connections: the policy that programs written for InfiniBand rely on, and a queue pair
 //! that is its own peer.
 
+use super::Pair;
 use crate::counters::Counter;
 use crate::rdmap::{Attachment, NoStream};
 use crate::testing::rig::*;

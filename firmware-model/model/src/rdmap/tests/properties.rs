@@ -1,5 +1,6 @@
 //! Properties for any requests of programs, any splitting of the stream, and any bytes of a peer.
 
+use super::Pair;
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use crate::testing::sim::Conditions;
@@ -112,6 +113,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
                 capacity: capacity.max(chunk),
                 mss,
                 seed,
+                ..Conditions::default()
             };
             Scenario {
                 conditions,
@@ -380,7 +382,7 @@ proptest! {
         for _ in 0..messages {
             right.post_recv(&mut pair.b, messages);
         }
-        if cut {
+        if cut || !Pair::HAS_FPDUS {
             pair.wire.cut_at(0, position);
         } else {
             pair.wire.damage(0, position, mask);

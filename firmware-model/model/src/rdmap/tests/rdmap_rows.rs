@@ -1,6 +1,6 @@
 //! RDMAP's rows: messages, Sends, the Terminate, order.
 
-use super::vector;
+use super::{Pair, Scripted, vector};
 use crate::counters::Counter;
 use crate::memory::{Accessor, MemoryAccess, Need};
 use crate::testing::rig::*;
@@ -507,11 +507,7 @@ fn rdm_m_04_read_with_local_invalidate() {
     );
     pair.run_now();
     assert_eq!(pair.a.sent(), [(1, SUCCESS)]);
-    assert_eq!(
-        pair.wire.recorded(0)[2..4],
-        [0x41, 0x41],
-        "a plain Read on the wire"
-    );
+    assert_eq!(pair.recorded(0)[2..4], [0x41, 0x41], "a plain Read on the wire");
     assert_eq!(sink.bytes(), *b"12345678");
     pair.a.post(&Work::send(2).sge(sink.sge(0, 8)));
     pair.run_now();

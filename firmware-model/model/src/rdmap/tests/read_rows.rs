@@ -1,6 +1,6 @@
 //! RDMAP's rows: Reads.
 
-use super::vector;
+use super::{Pair, Scripted, vector};
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;
 use urnic_device::vocabulary::{WcOpcode, WcStatus};

@@ -1,6 +1,7 @@
 //! A peer whose host does not answer: the requests that wait for the peer fail when the driver's
 //! limit is over, and not earlier.
 
+use super::Pair;
 use crate::counters::Counter;
 use crate::rdmap::Attachment;
 use crate::testing::rig::*;

@@ -1,5 +1,6 @@
 //! Verbs rows: changes of state, the single Terminate, and fenced requests.
 
+use super::Scripted;
 use crate::memory::{Accessor, MemoryAccess, Need};
 use crate::rdmap::{Attachment, NoStream, Rtr, WithoutReceive};
 use crate::testing::rig::*;

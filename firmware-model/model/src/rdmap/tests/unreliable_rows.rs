@@ -1,5 +1,6 @@
 //! Queue pairs of kind UC: the messages that are dropped, and the state that outlives the stream.
 
+use super::{Pair, Scripted};
 use crate::counters::Counter;
 use crate::queues::SharedReceiveQueue;
 use crate::rdmap::{Attachment, WithoutReceive};
@@ -448,10 +449,11 @@ fn uc_08_faults_of_the_wire_end_the_stream_only() {
         fpdu_of(&send_segment(true, 1, 5, b"wrong MO")),
         fpdu_of(&untagged(0x41, 0x4f, 0, 0, 1, 0, b"no such opcode")),
     ];
-    for fault in faults {
+    // SCTP drops a damaged packet.
+    for fault in &faults[usize::from(!Scripted::HAS_FPDUS)..] {
         let mut peer = scripted();
         peer.node.post_recv(1, &[]);
-        peer.send(&fault);
+        peer.send(fault);
         assert_eq!(peer.node.count(Counter::TxTerminates), 1);
         assert!(peer.finished);
         peer.fin();
@@ -566,10 +568,13 @@ proptest! {
             peer.node.post_recv(n, &[open.sge(0, 100)]);
         }
         peer.node.post(&Work::send(1).inline(b"hello"));
-        for bytes in ulpdus.iter().map(|ulpdu| fpdu_of(ulpdu)).chain([noise]) {
+        for ulpdu in &ulpdus {
             if !peer.finished && !peer.wire.is_reset() {
-                peer.send(&bytes);
+                peer.send_ulpdu(ulpdu);
             }
+        }
+        if !peer.finished && !peer.wire.is_reset() {
+            peer.send_noise(&noise);
         }
         peer.advance(Duration::from_secs(10));
         prop_assert_eq!(peer.node.engine.state(), QpState::Rts);

@@ -8,7 +8,7 @@ use super::super::descriptor::Descriptors;
 use super::session::{MOST_KEPT, MOST_KEPT_BYTES, function};
 use super::sessions::{SessionId, Sessions, SharedSessions};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -33,6 +33,8 @@ struct Association {
     local: IpAddr,
     /// The sessions by the numbers of their streams.
     sessions: HashMap<u16, SessionId>,
+    /// Numbers on which messages of a session that is over may still come (RFC 5043 §6.6).
+    outstanding: HashSet<u16>,
     /// Sessions that wait for the association to be established.
     waiting: Vec<SessionId>,
     /// Since when it has no sessions.
@@ -256,6 +258,7 @@ impl Port {
                 peer,
                 local,
                 sessions: HashMap::new(),
+                outstanding: HashSet::new(),
                 waiting: Vec::new(),
                 idle: None,
             },
@@ -284,7 +287,7 @@ impl Port {
         }
     }
 
-    /// Gives the sessions that wait for an association the lowest numbers that no session has.
+    /// Gives the sessions that wait for an association the lowest numbers that are free.
     fn assign_streams(&mut self, id: AssociationId) {
         let (Some(association), Some(streams)) = (self.associations.get_mut(&id), self.endpoint.streams(id))
         else {
@@ -292,7 +295,10 @@ impl Port {
         };
         let mut sessions = self.sessions.lock();
         for session in mem::take(&mut association.waiting) {
-            let free = (0..streams).find(|number| !association.sessions.contains_key(number));
+            let is_free = |number: &u16| {
+                !association.sessions.contains_key(number) && !association.outstanding.contains(number)
+            };
+            let free = (0..streams).find(is_free);
             match (free, sessions.get(session)) {
                 (Some(number), Some(begun)) => {
                     association.sessions.insert(number, session);
@@ -325,14 +331,29 @@ impl Port {
         let mut sessions = self.sessions.lock();
         for (id, association) in &mut self.associations {
             let endpoint = &self.endpoint;
-            association.sessions.retain(|_, session| {
-                let Some(known) = sessions.get(*session) else {
-                    return false;
-                };
-                known.note_unacknowledged(|| endpoint.unacknowledged(*id));
-                !known.is_over()
+            let Association {
+                sessions: numbers,
+                outstanding,
+                ..
+            } = association;
+            let mut is_used = !association.waiting.is_empty();
+            numbers.retain(|number, session| {
+                let unacknowledged = endpoint.unacknowledged_of(*id, *number);
+                let known = sessions.get(*session);
+                is_used |= known.as_ref().is_some_and(|known| !known.only_awaits_last());
+                if let Some(known) = known {
+                    known.note_unacknowledged(|| unacknowledged);
+                    if !known.is_over() {
+                        return true;
+                    }
+                    if known.may_be_outstanding() {
+                        outstanding.insert(*number);
+                    }
+                }
+                // Nothing of ours may arrive in another session.
+                unacknowledged > 0
             });
-            if !association.sessions.is_empty() || !association.waiting.is_empty() {
+            if is_used {
                 association.idle = None;
             } else if association.idle.get_or_insert(now).saturating_add(IDLE) <= now {
                 // Once only: the end is an event.
@@ -451,7 +472,7 @@ impl Port {
                     continue;
                 };
                 while let Some((contents, message)) =
-                    session.next_unsent(|| endpoint.unacknowledged(*id) == 0)
+                    session.next_unsent(|| endpoint.unacknowledged_of(*id, *number) == 0)
                 {
                     let len = message.len();
                     match endpoint.send(*id, (*number, contents), message.clone(), now) {
@@ -474,3 +495,6 @@ impl Port {
         self.events(now);
     }
 }
+
+#[cfg(test)]
+mod tests;

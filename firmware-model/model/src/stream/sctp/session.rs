@@ -1,12 +1,12 @@
 //! A DDP session (RFC 5043 §6): the messages of a pair of SCTP streams with one number.
 
 use super::super::descriptor::Descriptor;
-use super::super::{Ends, StreamError};
+use super::super::{Ends, LONGEST_MESSAGE, StreamError};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use urnic_sctp::order::{Incoming, Message, Outgoing};
-use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT};
+use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, SSN_LEN};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
 
 /// Most messages, and most bytes, of a session that have come and were not read. No peer reaches
@@ -32,7 +32,7 @@ pub(super) struct Session {
     /// Messages, with their DDP-SSN, that the association has not taken, and their bytes.
     unsent: VecDeque<(Contents, Vec<u8>)>,
     unsent_bytes: usize,
-    /// Bytes that the peer's SCTP has not acknowledged, since this end finished.
+    /// Messages that the peer's SCTP has not acknowledged, since this end finished.
     unacknowledged: usize,
     /// An eventfd, which is written when the session can go on.
     notification: Arc<Descriptor>,
@@ -48,8 +48,10 @@ pub(super) struct Session {
     /// The last message of this end is to be sent, or was sent.
     finishes: bool,
     sent_last: bool,
-    /// The peer's last message was read.
+    /// No message of the peer is read any more.
     received_last: bool,
+    /// The peer's last message was read: none is outstanding.
+    saw_last: bool,
     /// The device waits for room.
     is_blocked: bool,
     /// The peer did what no legal sequence has; only the last message is still sent.
@@ -83,6 +85,7 @@ impl Session {
             finishes: false,
             sent_last: false,
             received_last: false,
+            saw_last: false,
             is_blocked: false,
             fault: None,
             ended: None,
@@ -152,8 +155,10 @@ impl Session {
             Some(Function::Accept) => self.accepted = true,
             Some(Function::Terminate) => {
                 (self.finishes, self.sent_last) = (true, true);
-                // The peer does not answer the end of what did not begin.
-                self.received_last |= !self.accepted;
+                // The peer does not answer the end of what did not begin; it may have accepted.
+                if !self.accepted {
+                    self.stop_reading();
+                }
             }
             Some(Function::Reject) => self.end_both(),
             Some(Function::Initiate) | None => {}
@@ -168,8 +173,8 @@ impl Session {
     }
 
     /// The next message that the association is to take, if it may be sent now: one of session
-    /// control must not overtake another (RFC 5043 §6.6).
-    /// `is_confirmed`: whether the peer's SCTP has acknowledged all that was sent.
+    /// control must not overtake another, nor a segment the Initiate (RFC 5043 §6.6).
+    /// `is_confirmed`: whether the peer's SCTP has acknowledged all that the session has sent.
     pub(super) fn next_unsent(&mut self, is_confirmed: impl FnOnce() -> bool) -> Option<(Contents, Vec<u8>)> {
         if self.unsent.is_empty() && self.finishes && !self.sent_last && self.ended.is_none() {
             let mut message = [0; MAX_MESSAGE_LEN];
@@ -177,10 +182,12 @@ impl Session {
             self.push(Contents::SessionControl, message.get(..len).unwrap_or_default());
         }
         let (contents, _) = self.unsent.front()?;
-        if *contents == Contents::SessionControl && self.unconfirmed {
+        // A segment may overtake an Accept only: before it, the Initiate is on its way.
+        let keeps_order = *contents == Contents::SessionControl || !self.accepted;
+        if keeps_order && self.unconfirmed {
             self.unconfirmed = !is_confirmed();
         }
-        let waits = *contents == Contents::SessionControl && self.unconfirmed;
+        let waits = keeps_order && self.unconfirmed;
         if waits { None } else { self.unsent.pop_front() }
     }
 
@@ -218,7 +225,7 @@ impl Session {
         self.ended.is_none() && (!self.unsent.is_empty() || self.finishes && !self.sent_last)
     }
 
-    /// Bytes that the peer's SCTP may not have.
+    /// 0 if the peer's SCTP has all.
     pub(super) fn in_flight(&self) -> usize {
         match self.ended {
             Some(_) => 0,
@@ -227,7 +234,14 @@ impl Session {
     }
 
     fn end_both(&mut self) {
-        (self.finishes, self.sent_last, self.received_last) = (true, true, true);
+        (self.finishes, self.sent_last) = (true, true);
+        self.stop_reading();
+    }
+
+    /// What has come and was not read is dropped: no legal sequence has it.
+    fn stop_reading(&mut self) {
+        self.received_last = true;
+        self.incoming = Incoming::new(0, 0);
     }
 
     /// Takes a message of the peer, with its DDP-SSN. Returns whether the next message can be read,
@@ -236,10 +250,16 @@ impl Session {
     /// # Errors
     /// `EPROTO`: no legal sequence has it.
     pub(super) fn arrived(&mut self, contents: Contents, message: &[u8]) -> Result<bool, Errno> {
-        if self.fault.is_some() {
+        let is_cancelled = self.received_last && !self.saw_last;
+        if self.fault.is_some() || is_cancelled {
             return Ok(false);
         }
         if self.received_last {
+            return Err(Errno::PROTO);
+        }
+        // An empty one is neither a segment nor session control.
+        if message.len() <= SSN_LEN || message.len() > LONGEST_MESSAGE + SSN_LEN {
+            tracing::debug!("a DDP session: a message of {} bytes", message.len());
             return Err(Errno::PROTO);
         }
         let could = self.incoming.front().is_some();
@@ -248,8 +268,9 @@ impl Session {
             tracing::debug!("a DDP session: {error}");
             Errno::PROTO
         })?;
-        // The peer has received what it answers.
-        self.unconfirmed = false;
+        // The peer has received what it answers; it may send a Terminate at any time.
+        let is_answer = message.get(SSN_LEN..).and_then(function) != Some(Function::Terminate);
+        self.unconfirmed &= contents == Contents::SessionControl && !is_answer;
         if !self.is_open {
             self.drop_input();
             return Ok(false);
@@ -270,13 +291,13 @@ impl Session {
         }
         match function(&message.data) {
             Some(Function::Accept) => self.accepted = true,
-            Some(Function::Terminate) => {
-                self.received_last = true;
-                if !self.accepted {
-                    self.end_both();
+            Some(last @ (Function::Terminate | Function::Reject)) => {
+                self.saw_last = true;
+                match self.accepted && last == Function::Terminate {
+                    true => self.stop_reading(),
+                    false => self.end_both(),
                 }
             }
-            Some(Function::Reject) => self.end_both(),
             Some(Function::Initiate) | None => {}
         }
     }
@@ -347,8 +368,22 @@ impl Session {
         self.ended.is_some() || self.sent_last && self.unsent.is_empty() && is_read
     }
 
+    /// Whether messages of the peer may still come, although it is over.
+    pub(super) fn may_be_outstanding(&self) -> bool {
+        self.ended.is_none() && !self.saw_last
+    }
+
+    /// Whether it only waits for the peer's last message, which a peer need not send (RFC 5043
+    /// §6.2).
+    pub(super) fn only_awaits_last(&self) -> bool {
+        !self.is_open && !self.owes() && !self.received_last
+    }
+
     /// Whether a new session of the peer may take its place: the peer has ended this one.
     pub(super) fn may_be_replaced(&self) -> bool {
         self.received_last || self.ended.is_some() || !self.is_open && self.sent_last
     }
 }
+
+#[cfg(test)]
+mod tests;

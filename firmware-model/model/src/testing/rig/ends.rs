@@ -13,6 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_wire::mpa::fpdu::{self, CrcMode};
+use urnic_wire::sctp::chunk::MIN_MULPDU;
+
+/// Bytes of an FPDU before and after its ULPDU (RFC 5044 §4).
+const LENGTH_LEN: u32 = 2;
+const CRC_LEN: u32 = 4;
 
 /// The parameters of most connections in tests.
 pub(crate) fn agreed(initiator: bool) -> Attachment {
@@ -51,17 +56,23 @@ pub(crate) fn native(initiator: bool) -> Attachment {
 }
 
 /// Two engines on one wire. `a` is the initiator.
+pub(crate) type Pair = PairOver<false>;
+
+/// Two engines on one wire, over a stream of bytes with MPA, or of messages.
 #[derive(Debug)]
-pub(crate) struct Pair {
+pub(crate) struct PairOver<const MESSAGES: bool> {
     pub(crate) a: Node,
     pub(crate) b: Node,
     pub(crate) wire: Wire,
     pub(crate) clock: Arc<AtomicU64>,
 }
 
-impl Pair {
-    pub(crate) fn new() -> Pair {
-        Pair::with(
+impl<const MESSAGES: bool> PairOver<MESSAGES> {
+    /// The stream is one of bytes, in FPDUs with CRCs.
+    pub(crate) const HAS_FPDUS: bool = !MESSAGES;
+
+    pub(crate) fn new() -> Self {
+        Self::with(
             &Shape::default(),
             Conditions::default(),
             agreed(true),
@@ -69,7 +80,8 @@ impl Pair {
         )
     }
 
-    pub(crate) fn with(shape: &Shape, conditions: Conditions, a: Attachment, b: Attachment) -> Pair {
+    pub(crate) fn with(shape: &Shape, conditions: Conditions, a: Attachment, b: Attachment) -> Self {
+        let conditions = over::<MESSAGES>(conditions);
         let clock = Arc::new(AtomicU64::new(0));
         let (left, right, wire) = pair(conditions, &clock);
         let node = |attachment, stream| {
@@ -79,7 +91,7 @@ impl Pair {
             node
         };
         let (a, b) = (node(&a, left), node(&b, right));
-        Pair { a, b, wire, clock }
+        PairOver { a, b, wire, clock }
     }
 
     /// Runs both engines, and advances the clock, until neither has anything to do.
@@ -125,6 +137,17 @@ impl Pair {
             .fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
     }
 
+    /// The FPDUs that a direction sent since it is recorded.
+    pub(crate) fn recorded(&self, direction: usize) -> Vec<u8> {
+        match MESSAGES {
+            false => self.wire.recorded(direction),
+            true => {
+                let messages = self.wire.recorded_messages(direction);
+                messages.iter().flat_map(|message| fpdu_of(message)).collect()
+            }
+        }
+    }
+
     /// The first message of the initiator, which opens the responder's fence: a zero-length Write.
     pub(crate) fn open_fence(&mut self) {
         self.a.post(&Work::write(u64::MAX, 1, 0));
@@ -133,9 +156,23 @@ impl Pair {
     }
 }
 
+/// The same conditions over the lower layer. The longest ULPDU is that of MPA without markers.
+fn over<const MESSAGES: bool>(conditions: Conditions) -> Conditions {
+    let longest = (conditions.mss.max(MIN_MULPDU.into()) - CRC_LEN) / 4 * 4 - LENGTH_LEN;
+    Conditions {
+        messages: MESSAGES,
+        mss: if MESSAGES { longest } else { conditions.mss },
+        ..conditions
+    }
+}
+
 /// An engine with a test at the other end of its wire.
+pub(crate) type Scripted = ScriptedOver<false>;
+
+/// An engine with a test at the other end of its wire: a stream of bytes with MPA, or of messages.
+/// In a test the peer sends and receives FPDUs in either case; of messages only their ULPDUs pass.
 #[derive(Debug)]
-pub(crate) struct Scripted {
+pub(crate) struct ScriptedOver<const MESSAGES: bool> {
     pub(crate) node: Node,
     pub(crate) wire: Wire,
     peer: SimStream,
@@ -145,29 +182,33 @@ pub(crate) struct Scripted {
     pub(crate) finished: bool,
 }
 
-impl Scripted {
-    pub(crate) fn new() -> Scripted {
-        Scripted::with(&Shape::default(), agreed(true))
+impl<const MESSAGES: bool> ScriptedOver<MESSAGES> {
+    /// The stream is one of bytes, in FPDUs with CRCs.
+    pub(crate) const HAS_FPDUS: bool = !MESSAGES;
+
+    pub(crate) fn new() -> Self {
+        Self::with(&Shape::default(), agreed(true))
     }
 
     /// Makes an engine; the attachment decides whether the engine is the initiator.
-    pub(crate) fn with(shape: &Shape, attachment: Attachment) -> Scripted {
+    pub(crate) fn with(shape: &Shape, attachment: Attachment) -> Self {
         let (memory, pd) = table();
-        Scripted::on(shape, attachment, memory, pd)
+        Self::on(shape, attachment, memory, pd)
     }
 
     /// An engine that shares memory with others.
-    pub(crate) fn on(shape: &Shape, attachment: Attachment, memory: Arc<MemoryTable>, pd: u32) -> Scripted {
+    pub(crate) fn on(shape: &Shape, attachment: Attachment, memory: Arc<MemoryTable>, pd: u32) -> Self {
         let clock = Arc::new(AtomicU64::new(0));
         let conditions = Conditions {
             latency: Duration::ZERO,
             mss: 1460,
             ..Conditions::default()
         };
+        let conditions = over::<MESSAGES>(conditions);
         let (ours, peer, wire) = pair(conditions, &clock);
         let mut node = Node::new(shape, memory, pd, &clock);
         node.attach(&attachment, ours);
-        Scripted {
+        ScriptedOver {
             node,
             wire,
             peer,
@@ -178,15 +219,59 @@ impl Scripted {
         }
     }
 
+    /// Gives the stream the next of these bytes, or the ULPDU of the next FPDU; returns the rest.
+    fn pass<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let there = "the connection is there";
+        if !MESSAGES {
+            let taken = self.peer.send(&[Piece::of(bytes)]).expect(there);
+            return &bytes[taken..];
+        }
+        let (ulpdu, rest) = fpdu::parse(bytes, self.crc).expect("whole FPDUs");
+        if ulpdu.is_empty() {
+            // The stream refuses it.
+            return rest;
+        }
+        self.peer.send(&[Piece::of(ulpdu)]).expect(there);
+        rest
+    }
+
+    /// How much these FPDUs advance the position in the stream.
+    pub(crate) fn advance_of(&self, fpdus: &[u8]) -> u64 {
+        if !MESSAGES {
+            return fpdus.len() as u64;
+        }
+        let mut rest = fpdus;
+        let mut position = 0;
+        while let Ok((ulpdu, after)) = fpdu::parse(rest, self.crc) {
+            position += (size_of::<u32>() + ulpdu.len()) as u64;
+            rest = after;
+        }
+        position
+    }
+
+    /// The peer sends any bytes, which are no FPDU, or a message.
+    pub(crate) fn send_noise(&mut self, bytes: &[u8]) {
+        match MESSAGES {
+            false => self.send(bytes),
+            true => self.send_ulpdu(bytes),
+        }
+    }
+
+    /// Keeps what was received: bytes, or a message, as an FPDU.
+    fn keep(&mut self, received: &[u8]) {
+        if !MESSAGES {
+            return self.output.extend_from_slice(received);
+        }
+        let mut frame = vec![0; fpdu::fpdu_len(received.len())];
+        fpdu::emit(received, self.crc, &mut frame);
+        self.output.extend_from_slice(&frame);
+    }
+
     /// The peer sends these bytes, and the engine runs until it waits.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let n = self
-                .peer
-                .send(&[Piece::of(rest)])
-                .expect("the connection is there");
-            rest = &rest[n..];
+            rest = self.pass(rest);
             self.run();
         }
     }
@@ -195,19 +280,17 @@ impl Scripted {
     pub(crate) fn send_unread(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let n = self
-                .peer
-                .send(&[Piece::of(rest)])
-                .expect("the connection is there");
-            rest = &rest[n..];
+            rest = self.pass(rest);
             while self.node.pump() {}
         }
     }
 
     /// The peer sends these bytes; the engine does not run.
     pub(crate) fn leave_open(&mut self, bytes: &[u8]) {
-        let sent = self.peer.send(&[Piece::of(bytes)]);
-        assert_eq!(sent, Ok(bytes.len()), "the connection is there");
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = self.pass(rest);
+        }
     }
 
     /// The peer sends these bytes, and RST; the engine does not run.
@@ -233,13 +316,13 @@ impl Scripted {
         while self.node.pump() {}
     }
 
-    /// The peer reads this many bytes, or all that have arrived, once; the engine then runs until
-    /// it waits.
+    /// The peer reads this many bytes, or a message, or all that have arrived, once; the engine
+    /// then runs until it waits.
     pub(crate) fn read(&mut self, len: usize) {
-        let mut buffer = vec![0; len];
+        let mut buffer = vec![0; if MESSAGES { len.max(65536) } else { len }];
         match self.peer.receive(&mut [PieceMut::of(&mut buffer)]) {
             Ok(0) => self.finished = true,
-            Ok(n) => self.output.extend_from_slice(&buffer[..n]),
+            Ok(n) => self.keep(&buffer[..n]),
             Err(StreamError::WouldBlock | StreamError::Closed(_) | StreamError::Fault) => {}
         }
         while self.node.pump() {}
@@ -268,7 +351,7 @@ impl Scripted {
                     self.finished = true;
                     return;
                 }
-                Ok(n) => self.output.extend_from_slice(&buffer[..n]),
+                Ok(n) => self.keep(&buffer[..n]),
                 Err(StreamError::WouldBlock | StreamError::Closed(_) | StreamError::Fault) => return,
             }
         }

@@ -14,7 +14,7 @@ mod hostile;
 mod node;
 mod queues;
 
-pub(crate) use ends::{Pair, Scripted, agreed, native};
+pub(crate) use ends::{Pair, PairOver, Scripted, ScriptedOver, agreed, native};
 pub(crate) use frames::{
     be32, fpdu_of, hex, pattern, read_request, send_segment, tagged, untagged, write_segment,
 };
