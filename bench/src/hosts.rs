@@ -97,6 +97,7 @@ impl Hosts {
         }
         groups.push(beside_others(&pinned));
         groups.extend(streams(&Ok(place.clone()), "", CONNECTIONS[1]));
+        groups.extend(over_sctp(place));
         groups.push(connections(place));
         groups.push(many_connections(place));
         groups.push(start_up(place));
@@ -249,6 +250,29 @@ fn streams(
         }));
     }
     groups
+}
+
+/// DDP over SCTP, beside DDP over TCP.
+fn over_sctp(place: &Place) -> [Group; 2] {
+    let sctp = place.over_sctp();
+    let row = |what: &str, unit| {
+        let what = format!("hosts: Send {what}, native, over SCTP");
+        Row::new(&what, unit, "the same over TCP", Aim::Report)
+    };
+    let group = |row, measure: fn(&Place) -> Measured<f64>| {
+        let sctp = sctp.clone();
+        group(&Ok(place.clone()), vec![row], move |tcp| {
+            vec![(tried(|| measure(&sctp)), Some(tried(|| measure(tcp))))]
+        })
+    };
+    [
+        group(row("64 B", "us"), |place| {
+            Ok(ours::latency(place, "ib_send_lat", "-s 64 -n 5000")?.median)
+        }),
+        group(row("64 KiB", "MiB/s"), |place| {
+            ours::bandwidth(place, "ib_send_bw", "-s 65536 -n 2000")
+        }),
+    ]
 }
 
 /// Connections of rdma_cm, one after the other.

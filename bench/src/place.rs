@@ -23,9 +23,10 @@ pub(crate) struct Place {
     hosts: Option<Rc<Hosts>>,
     /// The processors of the server and of the client.
     pinned: Option<[usize; 2]>,
-    /// The values of urnic's options `same_host` and `faults`.
+    /// The values of urnic's options `same_host`, `faults` and `llp`.
     same_host: &'static str,
     faults: String,
+    llp: &'static str,
     /// The server's address.
     pub(crate) address: &'static str,
     /// The network interface that has it.
@@ -47,6 +48,7 @@ impl Place {
             pinned: None,
             same_host: "auto",
             faults: String::new(),
+            llp: "tcp",
             address: "127.0.0.1",
             interface: "lo",
         }
@@ -93,6 +95,7 @@ impl Place {
             pinned: None,
             same_host: "auto",
             faults: String::new(),
+            llp: "tcp",
             address,
             interface,
         }
@@ -107,6 +110,14 @@ impl Place {
     pub(crate) fn delayed(&self) -> Self {
         Self {
             faults: format!("delay time={DELAY}us"),
+            ..self.clone()
+        }
+    }
+
+    /// The same place, where urnic's connections are sessions over SCTP.
+    pub(crate) fn over_sctp(&self) -> Self {
+        Self {
+            llp: "sctp",
             ..self.clone()
         }
     }
@@ -126,7 +137,10 @@ impl Place {
 
     /// The program, run at the server's (0) or the client's (1) end. It ends with this process.
     fn end(&self, end: usize, program: &Program) -> Program {
-        let mut program = program.clone().env_unless_set("URNIC_SAME_HOST", self.same_host);
+        let mut program = program
+            .clone()
+            .env_unless_set("URNIC_SAME_HOST", self.same_host)
+            .env_unless_set("URNIC_LLP", self.llp);
         if !self.faults.is_empty() {
             program = program.env("URNIC_FAULTS", &self.faults);
         }

@@ -33,6 +33,12 @@ pub const LOST: ([&str; 8], &str) = (
     "_ws.malformed || (iwarp_mpa && _ws.expert.severity == \"Error\")",
 );
 
+/// Arguments by which tshark reads [`Wire::segments`].
+pub const AS_DDP: [&str; 2] = [
+    "-o",
+    "uat:user_dlts:\"User 0 (DLT=147)\",\"iwarp_ddp_rdmap\",\"0\",\"\",\"0\",\"\"",
+];
+
 /// A running capture of one interface.
 #[derive(Debug)]
 pub struct Capture {
@@ -150,6 +156,39 @@ impl Wire {
         let file = fresh("pcap");
         std::fs::write(&file, packets).expect("a capture file is written");
         Self { file }
+    }
+
+    /// A capture of the DDP segments in the SCTP packets of a UDP port, to be read with [`AS_DDP`].
+    /// tshark knows SCTP in UDP, but not the payload protocol identifiers of RFC 5043; and of a
+    /// packet that was captured twice it shows the data once.
+    ///
+    /// # Panics
+    /// When tshark cannot read the file, or a chunk is in none of DDP's forms.
+    #[must_use]
+    pub fn segments(&self, port: u16) -> Self {
+        const LINKTYPE_USER0: u32 = 147;
+        const SSN_LEN: usize = 2;
+        let decode = format!("udp.port=={port},sctp");
+        let chunks = ["sctp.data_payload_proto_id", "data.data"];
+        let fields = ["-d", &decode, "-T", "fields", "-e", chunks[0], "-e", chunks[1]];
+        // Magic, version 2.4, time zone, accuracy, longest packet.
+        let header = [0xa1b2_c3d4_u32, 4 << 16 | 2, 0, 0, 0x4_0000, LINKTYPE_USER0];
+        let mut file: Vec<u8> = header.into_iter().flat_map(u32::to_le_bytes).collect();
+        for line in self.tshark(&fields, "data.data").lines() {
+            let (identifiers, data) = line.split_once('\t').expect("two fields");
+            let pairs = identifiers.split(',').zip(data.split(','));
+            for (_, hex) in pairs.filter(|(identifier, _)| *identifier == "16") {
+                let digits = |at| u8::from_str_radix(hex.get(at..at + 2).expect("two digits"), 16);
+                let bytes: Result<Vec<u8>, _> = (0..hex.len()).step_by(2).map(digits).collect();
+                let segment = &bytes.expect("hexadecimal digits")[SSN_LEN..];
+                let len = segment.len() as u32;
+                file.extend([0, 0, len, len].into_iter().flat_map(u32::to_le_bytes));
+                file.extend(segment);
+            }
+        }
+        let segments = fresh("pcap");
+        std::fs::write(&segments, file).expect("a capture file is written");
+        Self { file: segments }
     }
 
     /// Lets tshark read the capture. MPA has no port of its own: its dissector is a heuristic one,

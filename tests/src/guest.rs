@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::{OnceLock, mpsc};
 use urnic_sync::{Mutex, MutexGuard};
 
+use crate::build::compiled;
 use crate::capture::{Wire, fresh};
 use crate::debian::script;
 use crate::program::{Program, Running};
@@ -25,7 +26,7 @@ use crate::wait::{free_port, until};
 pub const HOST: &str = "10.0.2.2";
 
 /// The programs that tests run in the guest.
-const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
+const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin sctp_peer ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
 
 /// siw's own parameters.
 pub const DEFAULTS: [(&str, u8); 4] = [
@@ -53,8 +54,8 @@ pub struct Guest {
     packets: Option<File>,
     /// The offset of this test's first packet.
     begin: u64,
-    /// The port at which programs in the guest listen, and at which programs here reach them on
-    /// 127.0.0.1.
+    /// The port, of TCP and UDP, at which programs in the guest listen, and at which programs here
+    /// reach them on 127.0.0.1.
     pub port: u16,
 }
 
@@ -85,8 +86,8 @@ impl Guest {
         let (shell, port) = (free_port(), free_port());
         let dump = (packets == Packets::Captured).then(|| fresh("pcap"));
         let mut network = "user,id=network,model=virtio-net-pci".to_owned();
-        for (here, there) in [(shell, SHELL), (port, port)] {
-            let _ = write!(network, ",hostfwd=tcp:127.0.0.1:{here}-:{there}");
+        for (protocol, here, there) in [("tcp", shell, SHELL), ("tcp", port, port), ("udp", port, port)] {
+            let _ = write!(network, ",hostfwd={protocol}:127.0.0.1:{here}-:{there}");
         }
         let mut qemu = Program::plain("qemu-system-x86_64")
             // QEMU emulates "rep movsb" byte by byte, and PCLMULQDQ bit by bit: a guest that finds
@@ -206,14 +207,42 @@ impl Guest {
             .unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()))
     }
 
-    /// Starts a command line that listens at [`Guest::port`], and waits until it does.
+    /// Lets the kernel's SCTP use UDP (RFC 6951), at [`Guest::port`], and puts `sctp_peer` there,
+    /// whose path this returns.
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    #[track_caller]
+    pub fn with_sctp(&self) -> Result<&'static str, String> {
+        const PEER: &str = "/tmp/sctp_peer";
+        let program = compiled("sctp_peer")?;
+        let port = self.port;
+        self.start(&format!(
+            "modprobe sctp && echo {port} >/proc/sys/net/sctp/udp_port"
+        ))
+        .success();
+        self.bring(&program, PEER);
+        Ok(PEER)
+    }
+
+    /// Starts a command line that listens at the TCP port [`Guest::port`], and waits until it does.
     #[track_caller]
     pub fn listener(&self, line: &str) -> Task {
+        self.listens(line, &format!("netstat -ltn | grep -q ':{} '", self.port))
+    }
+
+    /// Starts a command line that listens at the SCTP port [`Guest::port`], and waits until it
+    /// does.
+    #[track_caller]
+    pub fn sctp_listener(&self, line: &str) -> Task {
+        self.listens(line, &format!("grep -q ' {} ' /proc/net/sctp/eps", self.port))
+    }
+
+    #[track_caller]
+    fn listens(&self, line: &str, condition: &str) -> Task {
         let task = self.start(line);
-        let wait = format!(
-            "n=0; until netstat -ltn | grep -q ':{} '; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done",
-            self.port
-        );
+        let wait =
+            format!("n=0; until {condition}; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done");
         if !self.start(&wait).ends().0 {
             panic!("{line} does not listen: {}", task.ends().1);
         }

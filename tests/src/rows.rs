@@ -152,6 +152,8 @@ fn tests_in(text: &str, file: &str, found: &mut Vec<Test>) {
     for line in text.lines().map(str::trim) {
         is_test |= line == "#[test]";
         long |= line.starts_with("#[ignore");
+        // Another test may call it.
+        let line = line.strip_prefix("pub(super) ").unwrap_or(line);
         let Some((name, rest)) = line.strip_prefix("fn ").and_then(|line| line.split_once('(')) else {
             continue;
         };
@@ -379,7 +381,7 @@ mod tests {
     #[test]
     fn tests_are_found_with_their_attributes() {
         let mut found = Vec::new();
-        let text = "#[test]\n#[ignore = \"long\"]\nfn a() {\nfn help() {}\n}\n#[test]\nfn b() {\n";
+        let text = "#[test]\n#[ignore = \"long\"]\nfn a() {\nfn help() {}\n}\n#[test]\npub(super) fn b() {\n";
         tests_in(text, "f.rs", &mut found);
         let found: Vec<_> = found.iter().map(|test| (&test.name[..], test.long)).collect();
         assert_eq!(found, [("a", true), ("b", false)]);

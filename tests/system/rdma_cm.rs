@@ -71,7 +71,7 @@ fn succeed(server: &str, client: &str) {
 }
 
 #[track_caller]
-fn succeed_with(server: &str, client: &str, with: impl Fn(Program) -> Program) {
+pub(crate) fn succeed_with(server: &str, client: &str, with: impl Fn(Program) -> Program) {
     let (server, client) = but_for_lost_races(|| both(server, client, &with));
     client.success();
     server.success();

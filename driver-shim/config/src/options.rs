@@ -223,7 +223,8 @@ pub const OPTIONS: &[Opt] = &[
         takes: "tcp or sctp",
         help: "The lower layer of connections, which the peer must have, too: MPA over TCP, or SCTP (RFC 5043) in UDP. A listener has each that \
                the option, or the same of a [[peer]] section, names, at one number of port. With sctp bytes go over UDP on one host, too, \
-               instead of through shared memory, and queue pairs of kind UC stay with TCP.",
+               instead of through shared memory, and queue pairs of kind UC stay with TCP. mpa.revision and the timeouts of mpa apply to SCTP, \
+               too.",
         set: |c, text| Llp::named(text).map(|v| c.llp = v),
         show: |c| c.llp.name().to_owned(),
     },
@@ -355,7 +356,7 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "native.port_range",
         takes: "FIRST-LAST, both from 1 to 65535, or any",
-        help: "TCP ports to listen at, for firewalls; each process takes one per 256 QPs.",
+        help: "TCP ports to listen at, for firewalls; each process takes one per 256 QPs. With llp=sctp they are UDP ports.",
         set: |c, text| either(text, ports).map(|v| c.native.port_range = v),
         show: |c| {
             let shown = |r: &RangeInclusive<u16>| format!("{}-{}", r.start(), r.end());

@@ -103,7 +103,7 @@ pub struct Mpa {
 pub struct Native {
     /// Address to listen at; `None` is every address, IPv4 and IPv6.
     pub listen: Option<IpAddr>,
-    /// TCP ports to listen at; `None` leaves the choice to the kernel.
+    /// TCP or UDP ports to listen at; `None` leaves the choice to the kernel.
     pub port_range: Option<RangeInclusive<u16>>,
     /// Time without an incoming connection after which the side that should be the responder
     /// connects too.

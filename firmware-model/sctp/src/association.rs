@@ -10,6 +10,7 @@ use dcsctp::api::{
     SocketTime, StreamId,
 };
 use urnic_wire::sctp::chunk::Contents;
+use urnic_wire::sctp::packet::Packet;
 
 use crate::in_flight::InFlight;
 use crate::interface::{Peer, Reason, Received, SendError};
@@ -23,6 +24,8 @@ pub(crate) struct Association {
     pub(crate) socket: Socket,
     /// When it began: the library counts from there.
     begun: Duration,
+    /// The tag of the peer, which packets to it have.
+    pub(crate) peer_tag: Option<u32>,
     /// A peer began it.
     pub(crate) accepted: bool,
     pub(crate) established: bool,
@@ -59,6 +62,7 @@ impl Association {
     pub(crate) fn new(peer: Peer, socket: Socket, settings: &Settings, now: Duration) -> Association {
         Association {
             peer,
+            peer_tag: None,
             accepted: socket.state() == SocketState::Connected,
             socket,
             begun: now,
@@ -76,6 +80,12 @@ impl Association {
             next_check: now + settings.times.heartbeat,
             unanswered: 0,
         }
+    }
+
+    /// Notes the tag of a packet to the peer, which that of an INIT does not have.
+    pub(crate) fn note_sent(&mut self, packet: &[u8]) {
+        let tag = Packet::tag_of(packet).filter(|tag| *tag != 0);
+        self.peer_tag = tag.or(self.peer_tag);
     }
 
     /// Lets the library do what is due at `now`.

@@ -23,6 +23,8 @@ pub struct Endpoint {
     drawn: u64,
     associations: HashMap<AssociationId, Association>,
     by_peer: HashMap<Peer, AssociationId>,
+    /// Established ones by the tag of this end.
+    by_tag: HashMap<u32, AssociationId>,
     /// Messages of associations that have ended.
     ended: HashMap<AssociationId, VecDeque<Received>>,
     next: u64,
@@ -49,6 +51,7 @@ impl Endpoint {
             drawn: 0,
             associations: HashMap::new(),
             by_peer: HashMap::new(),
+            by_tag: HashMap::new(),
             ended: HashMap::new(),
             next: 0,
             packets: VecDeque::new(),
@@ -103,9 +106,29 @@ impl Endpoint {
                 self.packets.push_back((from, complete));
             }
             (_, Some(id)) => self.arrived(id, bytes, &packet, now),
-            // A packet of a peer without an association is not answered: it may be forged.
-            (_, None) => {}
+            (_, None) => {
+                if let Some(id) = self.moved(peer, packet.tag) {
+                    self.arrived(id, bytes, &packet, now);
+                }
+                // Others are not answered: they may be forged.
+            }
         }
+    }
+
+    /// The association of a peer whose packets come from another UDP port than before, as through a
+    /// router that translates addresses: the tag shows that it is the same peer (RFC 6951 §5.4).
+    fn moved(&mut self, peer: Peer, tag: u32) -> Option<AssociationId> {
+        let id = *self.by_tag.get(&tag)?;
+        let association = self.associations.get_mut(&id)?;
+        let before = association.peer;
+        if before.address.ip() != peer.address.ip() || before.port != peer.port {
+            return None;
+        }
+        association.peer = peer;
+        self.by_peer.remove(&before);
+        self.by_peer.insert(peer, id);
+        self.events.push_back(Event::Moved(id, peer));
+        Some(id)
     }
 
     fn is_established(&self, id: Option<AssociationId>) -> bool {
@@ -320,10 +343,12 @@ impl Endpoint {
         let ended = association.work(&self.settings, now, &mut packets);
         let to = association.peer.address;
         for packet in packets {
+            association.note_sent(&packet);
             let packet = completion::complete(packet, &self.key, to, now);
             self.packets.push_back((to, packet));
         }
         if association.established && !was_established {
+            self.by_tag.insert(association.socket.verification_tag(), id);
             self.events.push_back(match association.accepted {
                 true => Event::Accepted(id, association.peer),
                 false => Event::Connected(id),
@@ -356,8 +381,7 @@ impl Endpoint {
     }
 
     fn end(&mut self, id: AssociationId, reason: Reason) {
-        if let Some(association) = self.associations.remove(&id) {
-            self.by_peer.remove(&association.peer);
+        if let Some(association) = self.remove(id) {
             let ready = association.into_ready();
             if !ready.is_empty() {
                 self.ended.insert(id, ready);
@@ -366,12 +390,18 @@ impl Endpoint {
         }
     }
 
+    fn remove(&mut self, id: AssociationId) -> Option<Association> {
+        let association = self.associations.remove(&id)?;
+        self.by_peer.remove(&association.peer);
+        self.by_tag.retain(|_, of_tag| *of_tag != id);
+        Some(association)
+    }
+
     /// Aborts an association. No event of it follows those that were reported, and its messages are
     /// forgotten.
     pub fn abort(&mut self, id: AssociationId, now: Duration) {
         self.forget(id);
-        if let Some(mut association) = self.associations.remove(&id) {
-            self.by_peer.remove(&association.peer);
+        if let Some(mut association) = self.remove(id) {
             association.socket.close();
             let peer = association.peer;
             self.send_packets(&mut association.socket, peer, now);
@@ -394,17 +424,23 @@ impl Endpoint {
         self.ended.remove(&id);
     }
 
-    /// The host or the network of this address says that nothing is at this UDP port (RFC 6951
-    /// §5.5). Anybody may say so, so this ends only associations that are not established yet;
-    /// others have their heartbeats.
-    pub fn unreachable(&mut self, from: SocketAddr) {
-        let is_meant =
-            |association: &Association| association.peer.address == from && !association.established;
-        let meant = self
-            .associations
-            .iter()
-            .filter(|(_, association)| is_meant(association));
-        let ids: Vec<AssociationId> = meant.map(|(id, _)| *id).collect();
+    /// The host or the network of this address says that nothing is at this UDP port, and that this
+    /// packet, or its beginning, was sent there (RFC 6951 §5.5). Anybody may say so; an established
+    /// association ends only if the packet has its peer's tag, as packets sent to it have.
+    pub fn unreachable(&mut self, from: SocketAddr, packet: &[u8]) {
+        let tag = Packet::tag_of(packet);
+        let is_meant = |association: &Association| {
+            let knows = association.peer_tag.is_some() && association.peer_tag == tag;
+            association.peer.address == from && (knows || !association.established)
+        };
+        let all = self.associations.iter_mut();
+        let meant = all.filter(|(_, association)| is_meant(association));
+        let ids: Vec<AssociationId> = meant
+            .map(|(id, association)| {
+                association.keep_ready(&self.settings);
+                *id
+            })
+            .collect();
         for id in ids {
             self.end(id, Reason::Refused);
         }

@@ -26,6 +26,8 @@ pub enum Event {
     Connected(AssociationId),
     /// Messages can be [taken](crate::endpoint::Endpoint::take).
     Readable(AssociationId),
+    /// Its peer has another UDP address now.
+    Moved(AssociationId, Peer),
     /// Room for messages to be sent was made.
     Writable(AssociationId),
     /// It has ended, for this reason.
@@ -41,7 +43,7 @@ pub enum Reason {
     /// The peer aborted it, or does not answer.
     #[error("the SCTP association was aborted, or the peer does not answer")]
     Aborted,
-    /// Nothing is at the peer's UDP port.
+    /// Nothing is at the peer's UDP port, or nothing any more.
     #[error("no SCTP over UDP at the peer's address")]
     Refused,
     /// The peer did not say that it supports DDP (RFC 5043 §11.1).

@@ -12,8 +12,6 @@
 //! * `association`: messages that are never split, and an end that waits for all of them;
 //! * `reopening`: a peer learns at once that the receive window is open again;
 //! * [`order`]: the messages of a DDP stream, which come in any order, in that of their DDP-SSN.
-//!
-//! No device uses this crate yet.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
 //! Streams: the offload of TCP, and of SCTP.
 //!
-//! The device owns TCP and SCTP. A stream begins in *streaming mode*, in which the host runs MPA start-up
-//! over it (RFC 5044 §7, RFC 6581) with small sends and receives of at most n bytes, so that no
-//! FPDU byte ever reaches the host. The host then *attaches* the stream to a queue pair with the
-//! negotiated parameters, and the device frames, checks, places and completes on its own: the split
-//! of RFC 6581 §4.4.3.
+//! The device owns TCP and SCTP. A stream begins in *streaming mode*, in which the host runs MPA
+//! start-up over it (RFC 5044 §7, RFC 6581) with small sends and receives of at most n bytes, so
+//! that no FPDU byte ever reaches the host. The host then *attaches* the stream to a queue pair
+//! with the negotiated parameters, and the device frames, checks, places and completes on its own:
+//! the split of RFC 6581 §4.4.3.
 
 use crate::layouts::layouts;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -156,10 +156,10 @@ pub mod listen {
 pub mod llp {
     /// MPA over TCP (RFC 5044).
     pub const TCP: u32 = 0;
-    /// SCTP in UDP (RFC 5043, RFC 6951), with feature
-    /// [`SCTP`](crate::command::features::SCTP). The stream is a pair of SCTP streams, and what the host
-    /// sends and receives in streaming mode are messages of session control, each whole: the device
-    /// adds and removes their DDP-SSN. The ports of the address are those of UDP and of SCTP.
+    /// SCTP in UDP (RFC 5043, RFC 6951), with feature [`SCTP`](crate::command::features::SCTP).
+    /// The stream is a pair of SCTP streams, and what the host sends and receives in streaming
+    /// mode are messages of session control, each whole: the device adds and removes their
+    /// DDP-SSN. The ports of the address are those of UDP and of SCTP.
     pub const SCTP: u32 = 1;
 }
 

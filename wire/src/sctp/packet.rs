@@ -144,6 +144,12 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
+    /// The Verification Tag of a packet of which perhaps only the beginning is there.
+    pub fn tag_of(packet: &[u8]) -> Option<u32> {
+        let tag = packet.get(4..)?.first_chunk()?;
+        Some(u32::from_be_bytes(*tag))
+    }
+
     /// Parses the common header and the first chunk, and checks the checksum of the whole.
     ///
     /// # Errors

@@ -1,9 +1,48 @@
 //! Simulated streams.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::Inbox;
-use urnic_config::Llp;
+use urnic_config::{Config, Llp};
+
+thread_local! {
+    /// The lower layer of tests whose configuration names none.
+    static LLP: Cell<Llp> = const { Cell::new(Llp::Tcp) };
+}
+
+/// The lower layer of the test.
+pub(crate) fn llp() -> Llp {
+    LLP.get()
+}
+
+/// Runs a test over SCTP.
+pub(crate) fn run_over_sctp(test: impl FnOnce()) {
+    LLP.set(Llp::Sctp);
+    test();
+    LLP.set(Llp::Tcp);
+}
+
+/// The configuration of a process in a test, with the lower layer of the test.
+pub(crate) fn with_llp(config: &Config) -> Config {
+    Config {
+        llp: config.llp.max(llp()),
+        ..config.clone()
+    }
+}
+
+/// Tests that are run over SCTP, too.
+macro_rules! over_sctp {
+    ($($module:ident: $($test:ident)+;)+) => {
+        $($(
+            #[test]
+            fn $test() {
+                crate::carrier::testing::run_over_sctp(super::$module::$test);
+            }
+        )+)+
+    };
+}
+pub(crate) use over_sctp;
 
 /// What a stream has received and not given to its owner: bytes, or messages over SCTP.
 #[derive(Debug, Clone, Default)]

@@ -13,12 +13,22 @@ use super::messages::{Message, REJECTED_BY_PROGRAM};
 use super::spare_reads::{SPARE_READ, has_spare_read};
 use super::{
     Answered, CmEvent, ConnPolicy, Connecting, Engine, EventParams, Key, Location, Notice, Owner, PS_IB,
-    PS_TCP, State, World,
+    PS_TCP, SCTP_TIME, State, World,
 };
 use crate::carrier::Inbox;
-use crate::mpa_startup::{Accepted, Answer, Close, Offer, Rejected, terminate};
+use crate::mpa_startup::{Accepted, Answer, Close, Offer, Rejected, Time, terminate};
 use crate::startup::{Failure, Initiator};
 use urnic_config::Llp;
+
+impl Connecting {
+    /// When the stream must be connected, or another step is due.
+    fn next_step(&self, now: Time) -> Time {
+        match (self.llp, self.location) {
+            (Llp::Sctp, Location::Unknown) => self.deadline.min(now + SCTP_TIME),
+            _ => self.deadline,
+        }
+    }
+}
 
 impl Engine {
     /// Connects. An event reports the result.
@@ -109,7 +119,14 @@ impl Engine {
             connecting.llp.name()
         );
         let (llp, traffic_class) = (connecting.llp, id.traffic_class);
-        let started = match world.device.connect(llp, remote, local, traffic_class) {
+        // Ids whose programs chose no port share an SCTP association, and so its port, unless the
+        // listener is to recognise the announced one.
+        let shares = llp == Llp::Sctp && id.picked && !id.spare_read;
+        let begun = match shares {
+            true => Err(Errno::ADDRINUSE),
+            false => world.device.connect(llp, remote, local, traffic_class),
+        };
+        let started = match begun {
             // Another process has the port that the engine picked, or the TCP port of this number:
             // pick another one.
             Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked || !id.ports.is_empty() => {
@@ -125,7 +142,8 @@ impl Engine {
         connecting.sid = started?;
         tracing::debug!("id {handle}: connects over stream {}", connecting.sid);
         self.streams.insert(connecting.sid, Owner::Id(handle));
-        self.timers.set(Key::Id(handle), Some(connecting.deadline));
+        self.timers
+            .set(Key::Id(handle), Some(connecting.next_step(world.now)));
         id.state = State::Connecting(connecting);
         Ok(())
     }
@@ -167,6 +185,7 @@ impl Engine {
             max_ird: max_ird.into(),
         });
         let private_data = &parameters.private_data;
+        self.timers.set(Key::Id(handle), Some(connecting.deadline));
         let begun = Initiator::new(connecting.llp, policy.settings, offer, private_data, world.now)
             .map_err(|_| Errno::INVAL)
             .and_then(|(initiator, request)| {
@@ -403,12 +422,49 @@ impl Engine {
     /// The peer named no TCP port: the service has that of its number, if there is one.
     pub(super) fn not_located(&mut self, world: &mut World<'_>, handle: u32, location: Location) {
         tracing::debug!("id {handle}: the service has the TCP port of its number, or none: {location:?}");
-        let remote = self.ids.get(&handle).and_then(|id| id.remote);
-        let asks_first = remote.is_some_and(|remote| self.policy(remote.ip()).own_ports);
-        match asks_first {
+        let Some(id) = self.ids.get(&handle) else {
+            return;
+        };
+        let llp = match &id.state {
+            State::LookingUp(lookup) => lookup.connecting.as_ref().map(|connecting| connecting.llp),
+            _ => None,
+        };
+        let tries = match llp {
+            // A UDP port that answers, or that no program has, is not one of SCTP.
+            Some(Llp::Sctp) => location == Location::Silent,
+            // Otherwise it was tried before.
+            _ => id.remote.is_some_and(|remote| self.policy(remote.ip()).own_ports),
+        };
+        match tries {
             true => self.connect_at(world, handle, location, None),
-            // It was tried before.
             false => self.connect_failed(world, handle, Cause::Refused(Errno::CONNREFUSED, location)),
+        }
+    }
+
+    /// The next step of an attempt is due. Over SCTP nothing may have answered because the UDP port
+    /// of the listener's number is one for messages: the peer is asked, and else tried again.
+    pub(super) fn attempt_due(&mut self, world: &mut World<'_>, handle: u32) {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return;
+        };
+        let State::Connecting(connecting) = &id.state else {
+            return;
+        };
+        if world.now >= connecting.deadline {
+            return self.attempt_timed_out(world, handle);
+        }
+        let State::Connecting(connecting) = std::mem::replace(&mut id.state, State::Over) else {
+            return;
+        };
+        // The first attempt still has the port.
+        id.picked = true;
+        self.close_stream(world, connecting.sid, Close::Abort);
+        let Err(mut connecting) = self.locate(world, handle, connecting) else {
+            return;
+        };
+        connecting.location = Location::Silent;
+        if let Err(errno) = self.start_connecting(world, handle, connecting) {
+            self.connect_failed(world, handle, Cause::Refused(errno, Location::Unknown));
         }
     }
 

@@ -266,7 +266,7 @@ impl Engine {
     }
 
     /// The time of an attempt is over.
-    pub(super) fn attempt_due(&mut self, world: &mut World<'_>, handle: u32) {
+    pub(super) fn attempt_timed_out(&mut self, world: &mut World<'_>, handle: u32) {
         let time = self.attempt_time(handle);
         let cause = match self.ids.get(&handle).map(|id| &id.state) {
             Some(State::Connecting(connecting)) => match &connecting.initiator {

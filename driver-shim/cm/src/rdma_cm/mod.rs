@@ -105,6 +105,9 @@ const UDP_QKEY: u32 = 0x0123_4567;
 const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 /// The longest time between two requests: that of the kernel.
 const MAX_INTERVAL: Duration = Duration::from_millis(4096);
+/// The time for which an initiator over SCTP tries the UDP port of the listener's number, before it
+/// asks for another port.
+const SCTP_TIME: Duration = Duration::from_secs(1);
 /// Requests for a TCP port without a reply, after which that of the service's number is tried.
 const REQUESTS: usize = 3;
 

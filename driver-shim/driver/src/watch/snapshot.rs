@@ -151,8 +151,8 @@ pub struct QueuePair {
     pub state: String,
     /// Whether the connection manager connected it.
     pub rdma_cm: bool,
-    /// The way of the bytes of the stream that is attached: `tcp`, or `memory` that both ends
-    /// share.
+    /// The way of the bytes of the stream that is attached: `tcp`, `sctp`, or `memory` that both
+    /// ends share.
     pub bytes: Option<String>,
     /// Our end of the stream, if the queue pair has one: address and port.
     pub local: Option<String>,

@@ -1,12 +1,13 @@
 //! Native connections over real TCP.
 
 use urnic_device::registers;
+use urnic_device::stream::attached;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendHeader};
 
 use super::program::{DRIVER, LIMIT, Program, TestQp, start, status, until};
 use urnic_bus::inproc::{InprocBus, Options};
-use urnic_config::Config;
+use urnic_config::{Config, Llp};
 use urnic_device::bus::Bus;
 use urnic_driver::{AddressVector, Driver, QpAttr};
 use urnic_process::gids::GidTable;
@@ -64,6 +65,30 @@ fn two_queue_pairs_of_one_thread_exchange_messages() {
     assert!(program.received.events.lock().is_empty());
     a.qp.destroy().unwrap();
     b.qp.destroy().unwrap();
+    program.close();
+}
+
+#[test]
+fn two_queue_pairs_exchange_messages_over_sctp() {
+    let driver = start(Config {
+        llp: Llp::Sctp,
+        ..Config::default()
+    });
+    let program = Program::new(&driver);
+    let (a, b) = (program.qp(), program.qp());
+    a.up(&driver, loopback(), name(&b));
+    b.up(&driver, loopback(), name(&a));
+    exchange(&program, &a, &b);
+    let way = |qp: &TestQp| qp.qp.status().unwrap().attached.get();
+    assert_eq!((way(&a), way(&b)), (attached::SCTP, attached::SCTP));
+    // A queue pair that is its own peer has no stream.
+    let own = program.qp();
+    own.up(&driver, loopback(), name(&own));
+    assert!(own.qp.gate_is_open());
+    assert_ne!(way(&own), attached::SCTP);
+    for qp in [a, b, own] {
+        qp.qp.destroy().unwrap();
+    }
     program.close();
 }
 

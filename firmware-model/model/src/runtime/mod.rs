@@ -162,6 +162,14 @@ pub(crate) fn shutdown(core: &Core) {
         qp.destroy(core, false, &mut effects);
         core.raise(effects);
     }
+    linger(core);
+    if let Some(sctp) = &core.sctp {
+        sctp.end();
+    }
+}
+
+/// Waits for a limited time until the peers have all sent bytes.
+fn linger(core: &Core) {
     let until = core.clock.now() + core.config.linger;
     loop {
         let now = core.clock.now();

@@ -232,10 +232,10 @@ fn sctp_05_a_port_without_a_listener_refuses() {
 #[test]
 fn sctp_06_the_end_of_a_device_ends_its_sessions() {
     let (near, far) = (driver(), driver());
-    let pair = connected(&near, &far, listening(&far, 8));
+    let listener = listening(&far, 8);
+    let Pair { initiator, .. } = connected(&near, &far, listener);
     drop(far);
-    near.await_event(EventKind::Closed, pair.initiator.qp.id);
-    drop(pair);
+    near.await_event(EventKind::Closed, initiator.qp.id);
 }
 
 #[test]

@@ -235,9 +235,9 @@ fn an_unreachable_port_refuses_only_what_is_not_established() {
     let [ours, theirs] = net.connected();
     let other = net.ends[0].connect(Peer { port: 1, ..peer(1) }, net.now);
     let other = other.expect("there is room");
-    net.ends[0].unreachable(address(0));
+    net.ends[0].unreachable(address(0), &[]);
     assert_eq!(net.ends[0].associations(), 2, "another address");
-    net.ends[0].unreachable(address(1));
+    net.ends[0].unreachable(address(1), &[0; 20]);
     assert_eq!(net.ends[0].associations(), 1);
     net.step();
     assert_eq!(end_of(&net, 0, other), Some(Reason::Refused));
@@ -269,4 +269,63 @@ fn the_fewer_streams_are_agreed() {
     }
     assert_eq!(end_of(&net, 0, id), Some(Reason::Aborted));
     assert_eq!(net.ends[1].associations(), 0);
+}
+
+/// The last packet that an end sent, all of whose bytes but the tag are changed.
+fn quoted(net: &Net, end: usize) -> Vec<u8> {
+    let (_, packet) = net.log.iter().rfind(|(from, _)| *from == end).expect("a packet");
+    packet
+        .iter()
+        .enumerate()
+        .map(|(at, byte)| if (4..8).contains(&at) { *byte } else { 0 })
+        .collect()
+}
+
+/// The program at the other end is gone: the report has the tag of its association, which nobody
+/// else knows.
+#[test]
+fn an_established_association_ends_by_a_report_with_its_tag() {
+    let mut net = Net::new(&[]);
+    let [ours, _] = net.connected();
+    send(&mut net, 0, ours, 0, vec![1]);
+    net.step();
+    let [by_us, by_peer] = [0, 1].map(|end| quoted(&net, end));
+    net.ends[0].unreachable(address(1), &by_peer);
+    net.ends[0].unreachable(address(1), &by_us[..7]);
+    net.ends[0].unreachable(address(0), &by_us);
+    assert_eq!(net.ends[0].associations(), 1);
+    net.ends[0].unreachable(address(1), &by_us[..8]);
+    net.step();
+    assert_eq!(end_of(&net, 0, ours), Some(Reason::Refused));
+}
+
+/// A router that translates addresses may give a peer another UDP port (RFC 6951 §5.4).
+#[test]
+fn an_association_follows_its_peer_to_another_port() {
+    let mut net = Net::new(&[]);
+    let [ours, theirs] = net.connected();
+    send(&mut net, 0, ours, 0, vec![1]);
+    net.step();
+    let elsewhere = SocketAddr::new(address(0).ip(), 999);
+    let forged = quoted(&net, 1);
+    net.ends[1].receive(elsewhere, &forged, net.now);
+    send(&mut net, 0, ours, 0, vec![2]);
+    net.ends[0].advance(net.now);
+    let (_, packet) = net.ends[0].next_packet().expect("the message");
+    // Another host does not have the association, though it knows the tag.
+    let other_host = SocketAddr::new([10, 9, 9, 9].into(), address(0).port());
+    net.ends[1].receive(other_host, &packet, net.now);
+    assert_eq!(taken(&mut net, 1, theirs), 1);
+    net.ends[1].receive(elsewhere, &packet, net.now);
+    assert_eq!(taken(&mut net, 1, theirs), 1);
+    let now = net.now + Duration::from_secs(1);
+    net.ends[1].advance(now);
+    let (to, _) = net.ends[1].next_packet().expect("an acknowledgement");
+    assert_eq!(to, elsewhere);
+    let events: Vec<Event> = std::iter::from_fn(|| net.ends[1].next_event()).collect();
+    let peer = Peer {
+        address: elsewhere,
+        ..peer(0)
+    };
+    assert!(events.contains(&Event::Moved(theirs, peer)), "{events:?}");
 }

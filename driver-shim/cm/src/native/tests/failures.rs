@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_unknown_number_is_rejected_permanently() {
+pub(super) fn an_unknown_number_is_rejected_permanently() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     let removed = make(&mut net, 1, 2);
@@ -17,7 +17,7 @@ fn an_unknown_number_is_rejected_permanently() {
 }
 
 #[test]
-fn a_queue_pair_bound_to_another_peer_rejects() {
+pub(super) fn a_queue_pair_bound_to_another_peer_rejects() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
     // b connects to c, which does not exist yet; a connects to b.
@@ -46,7 +46,7 @@ fn a_reused_number_is_not_mistaken_for_its_predecessor() {
 }
 
 #[test]
-fn an_abandoned_parked_request_is_skipped() {
+pub(super) fn an_abandoned_parked_request_is_skipped() {
     // The responder detects the closed stream when it accepts, and takes the next Request.
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -68,7 +68,7 @@ fn an_abandoned_parked_request_is_skipped() {
 }
 
 #[test]
-fn parked_requests_of_other_peers_are_rejected_at_rtr() {
+pub(super) fn parked_requests_of_other_peers_are_rejected_at_rtr() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
     up(&mut net, a, c);
@@ -82,7 +82,7 @@ fn parked_requests_of_other_peers_are_rejected_at_rtr() {
 }
 
 #[test]
-fn parking_is_bounded_in_time_and_requests_are_repeated() {
+pub(super) fn parking_is_bounded_in_time_and_requests_are_repeated() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, a, b);
@@ -129,7 +129,7 @@ fn parking_is_bounded_in_number() {
 }
 
 #[test]
-fn a_send_without_a_peer_fails_after_the_retry_budget() {
+pub(super) fn a_send_without_a_peer_fails_after_the_retry_budget() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.set_stopped(1, true);
@@ -208,7 +208,7 @@ fn a_send_to_a_peer_below_rtr_fails_after_the_retry_budget() {
 }
 
 #[test]
-fn refused_attempts_back_off() {
+pub(super) fn refused_attempts_back_off() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.set_stopped(1, true);
@@ -237,9 +237,7 @@ fn a_fence_that_never_opens_times_out() {
         nonce: 1,
         ticket: None,
     };
-    let settings = Settings::from(&Config::default().mpa);
-    let (_, request) = Initiator::new(settings, None, &us.emit(), net.now()).unwrap();
-    net.raw_stream(0, b.qpn, 1, &request);
+    net.raw_stream(0, b.qpn, 1, &request_of(us));
     net.until(SECOND, |net| !net.attached(1, 1).is_empty());
     let took = net.until(20 * SECOND, |net| net.is_unreachable(1, 1));
     assert!(took >= 9 * SECOND);
@@ -247,7 +245,7 @@ fn a_fence_that_never_opens_times_out() {
 }
 
 #[test]
-fn removing_a_queue_pair_ends_its_start_up() {
+pub(super) fn removing_a_queue_pair_ends_its_start_up() {
     // One of the queue pairs is removed while the stream connects, sends the Request, or is parked.
     for (time, host) in [(0, 0), (1, 0), (3, 0), (100, 0), (3, 1), (100, 1)] {
         let mut net = Net::new(2);

@@ -17,10 +17,7 @@ fn request_with_psns(from: Qp, to: Qp, sq_psn: Option<u32>, rq_psn: u32) -> Vec<
         nonce: 9,
         ticket: None,
     };
-    let settings = Settings::from(&Config::default().mpa);
-    Initiator::new(settings, None, &us.emit(), Duration::ZERO)
-        .unwrap()
-        .1
+    request_of(us)
 }
 
 /// The Request that the peer itself would send.
@@ -44,11 +41,11 @@ fn with_nat() -> Config {
 /// Checks that an attacker's stream received a rejecting Reply and was closed.
 fn assert_refused(net: &Net, sid: u32) {
     let (reply, closed) = net.received_on(sid);
-    assert!(closed && reply.starts_with(b"MPA ID Rep Frame") && reply[16] & 0x20 != 0);
+    assert!(closed && is_rejection(&reply));
 }
 
 #[test]
-fn a_request_without_a_psn_connects_nothing() {
+pub(super) fn a_request_without_a_psn_connects_nothing() {
     for (parked, ready) in [(true, false), (true, true), (false, false), (false, true)] {
         let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
         let enter = |net: &mut Net| {
@@ -75,7 +72,7 @@ fn a_request_without_a_psn_connects_nothing() {
 }
 
 #[test]
-fn a_request_from_another_address_is_refused_unless_allowed() {
+pub(super) fn a_request_from_another_address_is_refused_unless_allowed() {
     for allowed in [false, true] {
         for (parked, ready) in [(true, false), (true, true), (false, false), (false, true)] {
             let config = if allowed { with_nat() } else { Config::default() };
@@ -106,7 +103,7 @@ fn a_request_from_another_address_is_refused_unless_allowed() {
 }
 
 #[test]
-fn an_initiator_connects_from_the_address_of_its_gid() {
+pub(super) fn an_initiator_connects_from_the_address_of_its_gid() {
     let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     net.route_from(0, other_address(0));
     up(&mut net, a, b);
@@ -117,7 +114,7 @@ fn an_initiator_connects_from_the_address_of_its_gid() {
 }
 
 #[test]
-fn after_a_refused_source_address_the_peer_initiates() {
+pub(super) fn after_a_refused_source_address_the_peer_initiates() {
     // The address of the lower end, which initiates, is translated; the other direction is not.
     let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     net.translate(0, other_address(7));
@@ -146,7 +143,7 @@ fn two_translated_hosts_connect_only_if_nat_is_allowed() {
 }
 
 #[test]
-fn peers_of_one_host_may_use_any_of_its_addresses() {
+pub(super) fn peers_of_one_host_may_use_any_of_its_addresses() {
     for source in [Ipv4Addr::LOCALHOST.into(), other_address(0)] {
         let mut net = Net::new(1);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 0, 2));
@@ -166,7 +163,7 @@ fn peers_of_one_host_may_use_any_of_its_addresses() {
 }
 
 #[test]
-fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
+pub(super) fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
     for receive_only in [false, true] {
         let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
         to_rtr(&mut net, b, a);
@@ -205,7 +202,7 @@ fn guessed_psns_at_rtr_do_not_keep_out_the_peer() {
 }
 
 #[test]
-fn at_rts_both_psns_must_match() {
+pub(super) fn at_rts_both_psns_must_match() {
     let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     up(&mut net, b, a);
     for n in 0..100 {
@@ -222,7 +219,7 @@ fn at_rts_both_psns_must_match() {
 }
 
 #[test]
-fn one_more_request_is_examined_each_second() {
+pub(super) fn one_more_request_is_examined_each_second() {
     let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     to_rtr(&mut net, b, a);
     for n in 0..50 {
@@ -245,7 +242,7 @@ fn one_more_request_is_examined_each_second() {
 }
 
 #[test]
-fn another_host_cannot_displace_parked_requests() {
+pub(super) fn another_host_cannot_displace_parked_requests() {
     let mut config = Config::default();
     config.native.max_parked = 20;
     let (mut net, a, b) = two_peers_and_an_attacker(&config);
@@ -265,7 +262,7 @@ fn another_host_cannot_displace_parked_requests() {
 }
 
 #[test]
-fn a_displaced_parked_request_is_replaced_soon() {
+pub(super) fn a_displaced_parked_request_is_replaced_soon() {
     let (mut net, a, b) = two_peers_and_an_attacker(&Config::default());
     up(&mut net, a, b);
     net.run(10 * MS);

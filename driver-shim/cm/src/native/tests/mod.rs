@@ -4,20 +4,25 @@ mod failures;
 mod forged_requests;
 mod hostile;
 mod net;
+mod over_sctp;
 mod rendezvous;
+mod sctp;
 mod unreliable;
 
 use super::identity::Identity;
 use super::*;
 
 use crate::carrier::Carrier;
-use crate::mpa_startup::{Close, Initiator, Settings, Time};
+use crate::carrier::testing::llp;
+use crate::mpa_startup::{Close, Settings, Time};
+use crate::startup::Initiator;
 use crate::timeouts::{MIN_RNR, retry_time, rnr_timeout};
 use net::{Net, address};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::time::Duration;
 use urnic_config::{Config, Llp};
+use urnic_wire::sctp::session::{Function, SessionMessage};
 
 /// A queue pair of a test: its host, and its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +118,21 @@ fn assert_joined(net: &Net, a: Qp, b: Qp) {
             .count();
         assert_eq!((opened, net.is_unreachable(qp.host, qp.qid)), (1, false));
         assert_eq!(net.in_start_up(qp.host), 0);
+    }
+}
+
+/// The Request of an initiator that identifies itself so.
+fn request_of(us: Identity) -> Vec<u8> {
+    let settings = Settings::from(&Config::default().mpa);
+    let (_, request) = Initiator::new(llp(), settings, None, &us.emit(), Duration::ZERO).unwrap();
+    request
+}
+
+/// Whether the bytes are a rejecting Reply.
+fn is_rejection(reply: &[u8]) -> bool {
+    match llp() {
+        Llp::Tcp => reply.starts_with(b"MPA ID Rep Frame") && reply[16] & 0x20 != 0,
+        Llp::Sctp => SessionMessage::parse(reply).is_ok_and(|reply| reply.function == Function::Reject),
     }
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::carrier::Inbox;
-use crate::carrier::testing::Received;
+use crate::carrier::testing::{Received, with_llp};
 
 /// An event of a host's device.
 #[derive(Debug, Clone)]
@@ -284,19 +284,24 @@ impl Net {
     }
 
     pub(super) fn with(hosts: usize, config: &Config) -> Net {
+        Net::of(&vec![config.clone(); hosts])
+    }
+
+    /// A host with each of these configurations.
+    pub(super) fn of(configs: &[Config]) -> Net {
         let wire = Wire {
             latency: Duration::from_millis(1),
             next_port: 999,
             ..Wire::default()
         };
-        let host = |n: usize| Host {
-            engine: Engine::new(config, n as u128),
+        let host = |(n, config): (usize, &Config)| Host {
+            engine: Engine::new(&with_llp(config), n as u128),
             notices: Vec::new(),
             wake: None,
         };
         Net {
             wire: Rc::new(RefCell::new(wire)),
-            hosts: (0..hosts).map(host).collect(),
+            hosts: configs.iter().enumerate().map(host).collect(),
         }
     }
 
@@ -482,6 +487,13 @@ impl Net {
             .count()
     }
 
+    /// Another program of the host listens at a port.
+    pub(super) fn take_port(&self, host: usize, llp: Llp, port: u16) {
+        let mut wire = self.wire.borrow_mut();
+        let lid = wire.sid();
+        wire.listeners.insert((host, llp, port), lid);
+    }
+
     pub(super) fn black_hole(&self, from: usize, to: usize) {
         self.wire.borrow_mut().black_holes.insert((from, to));
     }
@@ -523,9 +535,15 @@ impl Net {
             wire: self.wire.clone(),
         };
         let remote = SocketAddr::new(address(to), super::super::address::port_of(qpn));
-        let sid = port.connect(Llp::Tcp, remote, None).unwrap();
+        let sid = port.connect(llp(), remote, None).unwrap();
         port.send(sid, bytes).unwrap();
         sid
+    }
+
+    /// Sends bytes on a raw stream.
+    pub(super) fn send_raw(&mut self, sid: u32, bytes: &[u8]) {
+        let (host, wire) = (0, self.wire.clone());
+        Port { host, wire }.send(sid, bytes).unwrap();
     }
 
     /// The bytes received on a raw stream, and whether it is closed.

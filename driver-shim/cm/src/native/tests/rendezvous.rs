@@ -5,7 +5,7 @@ use crate::mpa_startup::Rtr;
 use proptest::prelude::*;
 
 #[test]
-fn the_lower_end_initiates_and_both_open() {
+pub(super) fn the_lower_end_initiates_and_both_open() {
     for swapped in [false, true] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -21,7 +21,7 @@ fn the_lower_end_initiates_and_both_open() {
 }
 
 #[test]
-fn a_request_before_rtr_is_parked_and_accepted_at_rtr() {
+pub(super) fn a_request_before_rtr_is_parked_and_accepted_at_rtr() {
     let mut net = Net::new(2);
     let (server, client) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     // As in ibv_rc_pingpong: the server reaches RTS before the client has its number.
@@ -35,7 +35,7 @@ fn a_request_before_rtr_is_parked_and_accepted_at_rtr() {
 }
 
 #[test]
-fn the_higher_end_waits_for_a_request() {
+pub(super) fn the_higher_end_waits_for_a_request() {
     let mut net = Net::new(2);
     let (client, server) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     up(&mut net, server, client);
@@ -87,7 +87,7 @@ fn start_up_negotiates_the_native_parameters() {
 }
 
 #[test]
-fn revision_1_is_sufficient() {
+pub(super) fn revision_1_is_sufficient() {
     let mut config = Config::default();
     config.mpa.revision = 1;
     let mut net = Net::with(2, &config);
@@ -106,7 +106,7 @@ fn revision_1_is_sufficient() {
 }
 
 #[test]
-fn two_queue_pairs_of_one_process_connect() {
+pub(super) fn two_queue_pairs_of_one_process_connect() {
     let mut net = Net::new(1);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 0, 2));
     up(&mut net, a, b);
@@ -117,7 +117,7 @@ fn two_queue_pairs_of_one_process_connect() {
 }
 
 #[test]
-fn a_queue_pair_that_names_itself_needs_no_stream() {
+pub(super) fn a_queue_pair_that_names_itself_needs_no_stream() {
     let mut net = Net::new(1);
     let a = make(&mut net, 0, 7);
     up(&mut net, a, a);
@@ -149,7 +149,7 @@ fn a_queue_pair_that_names_itself_retries_by_its_attributes() {
 }
 
 #[test]
-fn a_receiver_that_stays_at_rtr_is_connected() {
+pub(super) fn a_receiver_that_stays_at_rtr_is_connected() {
     for (lower, higher) in [(0, 1), (1, 0)] {
         let mut net = Net::new(2);
         let qps = [make(&mut net, 0, 1), make(&mut net, 1, 1)];
@@ -207,7 +207,7 @@ fn a_responder_that_reaches_rts_later_has_its_rnr_retry_respected() {
 }
 
 #[test]
-fn one_connection_results_if_neither_or_both_initiate() {
+pub(super) fn one_connection_results_if_neither_or_both_initiate() {
     for we_initiate in [false, true] {
         let mut net = Net::new(2);
         let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
@@ -229,7 +229,7 @@ fn one_connection_results_if_neither_or_both_initiate() {
 }
 
 #[test]
-fn behind_a_one_way_firewall_the_other_end_initiates() {
+pub(super) fn behind_a_one_way_firewall_the_other_end_initiates() {
     let mut net = Net::new(2);
     let (a, b) = (make(&mut net, 0, 1), make(&mut net, 1, 1));
     net.black_hole(0, 1);
@@ -245,7 +245,7 @@ fn behind_a_one_way_firewall_the_other_end_initiates() {
 }
 
 #[test]
-fn queue_pairs_beyond_256_open_another_listener() {
+pub(super) fn queue_pairs_beyond_256_open_another_listener() {
     let mut net = Net::new(2);
     assert_eq!(
         net.listeners(0),
@@ -294,7 +294,7 @@ fn a_released_number_is_not_reused_at_once() {
 }
 
 #[test]
-fn listeners_use_only_the_configured_ports() {
+pub(super) fn listeners_use_only_the_configured_ports() {
     let mut config = Config::default();
     config.native.port_range = Some(7000..=7001);
     let mut net = Net::with(1, &config);
@@ -305,7 +305,7 @@ fn listeners_use_only_the_configured_ports() {
 }
 
 #[test]
-fn a_reset_queue_pair_can_connect_to_another_peer() {
+pub(super) fn a_reset_queue_pair_can_connect_to_another_peer() {
     let mut net = Net::new(3);
     let (a, b, c) = (make(&mut net, 0, 1), make(&mut net, 1, 1), make(&mut net, 2, 1));
     up(&mut net, a, b);

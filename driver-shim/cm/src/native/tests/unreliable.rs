@@ -25,7 +25,7 @@ fn unreliable_to_rts(net: &mut Net, us: Qp) {
     net.on(us.host, |engine, world| engine.reached_rts(world, us.qpn, rts));
 }
 
-fn unreliable_up(net: &mut Net, us: Qp, peer: Qp) {
+pub(super) fn unreliable_up(net: &mut Net, us: Qp, peer: Qp) {
     unreliable_to_rtr(net, us, peer);
     unreliable_to_rts(net, us);
 }

@@ -21,7 +21,7 @@ fn destroy_returns_the_number_of_taken_events() {
 }
 
 #[test]
-fn destroying_a_listener_closes_its_unread_requests() {
+pub(super) fn destroying_a_listener_closes_its_unread_requests() {
     let mut net = Net::pair();
     let (at, listener) = net.listen(1, 7471, 0);
     let initiators: Vec<_> = (0..3).map(|n| net.ready(0, 7471, 10 + n, false)).collect();
@@ -50,7 +50,7 @@ fn destroying_a_listener_closes_its_unread_requests() {
 }
 
 #[test]
-fn the_backlog_limits_unread_requests() {
+pub(super) fn the_backlog_limits_unread_requests() {
     let config = Config {
         identity: Identity::Roce,
         ..Config::default()
@@ -76,7 +76,7 @@ fn the_backlog_limits_unread_requests() {
 }
 
 #[test]
-fn an_rnic_rejects_requests_beyond_the_backlog() {
+pub(super) fn an_rnic_rejects_requests_beyond_the_backlog() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 2);
     for n in 0..5 {
@@ -156,7 +156,7 @@ fn an_id_moves_to_another_channel_with_its_events() {
 }
 
 #[test]
-fn bind_takes_the_port_and_connections_wait_for_listen() {
+pub(super) fn bind_takes_the_port_and_connections_wait_for_listen() {
     let mut net = Net::pair();
     let (channel, id) = net.at(1, |engine, world| {
         let channel = engine.open_channel();
@@ -380,7 +380,7 @@ fn run_command(net: &mut Net, side: usize, channel: u64, command: u8, id: u32, p
 }
 
 #[test]
-fn a_stream_of_a_closed_listener_is_closed() {
+pub(super) fn a_stream_of_a_closed_listener_is_closed() {
     let mut net = Net::pair();
     let channel = net.at(0, |engine, _| engine.open_channel());
     let create = [(0, 0, 5000); 5];

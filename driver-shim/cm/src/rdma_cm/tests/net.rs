@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::ud_net::{Fate, Sent, UdWire};
 use super::*;
 use crate::carrier::Inbox;
-use crate::carrier::testing::Received;
+use crate::carrier::testing::{Received, with_llp};
 use crate::rdma_cm::abi::IdAddresses;
 use urnic_process::port_gids::gid_of;
 use urnic_wire::mad::MAD_LEN;
@@ -74,6 +74,8 @@ pub(super) struct Wire {
     pub(super) last_sent: Vec<u8>,
     /// Ports at which other processes listen over a lower layer.
     pub(super) busy: Vec<(Llp, u16)>,
+    /// The devices have no streams over SCTP.
+    pub(super) without_sctp: bool,
     /// Queue pairs of kind UC.
     pub(super) unreliable: Vec<u32>,
     /// Ports that other processes use.
@@ -96,6 +98,13 @@ impl Wire {
     pub(super) fn llps(&self, port: u16) -> Vec<Llp> {
         let at = self.listeners.values().filter(|listener| listener.port == port);
         at.map(|listener| listener.llp).collect()
+    }
+
+    fn require(&self, llp: Llp) -> Result<(), Errno> {
+        match llp == Llp::Sctp && self.without_sctp {
+            true => Err(Errno::OPNOTSUPP),
+            false => Ok(()),
+        }
     }
 
     fn deliver(&mut self, sid: u32) {
@@ -181,6 +190,7 @@ impl Device for Port<'_> {
         let dual = local.is_ipv6() && local.ip().is_unspecified() && !ipv6_only;
         let families = [dual || local.is_ipv4(), local.is_ipv6()];
         let mut wire = self.wire.borrow_mut();
+        wire.require(llp)?;
         let lid = wire.number();
         let port = if local.port() == 0 {
             40_000 + lid as u16
@@ -218,12 +228,15 @@ impl Device for Port<'_> {
         _traffic_class: u8,
     ) -> Result<u32, Errno> {
         let mut wire = self.wire.borrow_mut();
+        wire.require(llp)?;
         let listens = wire.llps(local.port()).contains(&llp);
         if listens || wire.taken.contains(&local.port()) {
             return Err(Errno::ADDRINUSE);
         }
         let ours = wire.number();
-        if wire.silent {
+        // A port for messages answers no packets of SCTP.
+        let is_for_messages = llp == Llp::Sctp && wire.has_udp_port(remote.port());
+        if wire.silent || is_for_messages {
             wire.ends.insert(
                 ours,
                 End {
@@ -410,7 +423,7 @@ impl Net {
         Net {
             engines: configs
                 .iter()
-                .map(|config| Engine::new(config, 16, 16, 1))
+                .map(|config| Engine::new(&with_llp(config), 16, 16, 1))
                 .collect(),
             wire: Rc::default(),
             now: Time::ZERO,
@@ -485,6 +498,29 @@ impl Net {
             .get(&(side, channel))
             .copied()
             .unwrap_or(false)
+    }
+
+    /// Connects a stream to a port without an engine, and sends bytes on it.
+    pub(super) fn raw_stream(&mut self, side: usize, llp: Llp, port: u16, bytes: &[u8]) -> u32 {
+        let wire = &self.wire.clone();
+        let mut device = Port { side, wire };
+        let remote = SocketAddr::new([127, 0, 0, 1].into(), port);
+        let sid = device.connect(llp, remote, with_port(remote, 0), 0).unwrap();
+        device.send(sid, bytes).unwrap();
+        self.run();
+        sid
+    }
+
+    /// Whether the peer has closed a raw stream.
+    pub(super) fn has_ended(&self, sid: u32) -> bool {
+        self.wire.borrow().ends[&sid].fin
+    }
+
+    /// Closes a raw stream.
+    pub(super) fn close_raw(&mut self, side: usize, sid: u32) {
+        let wire = &self.wire.clone();
+        Port { side, wire }.close(sid, Close::Orderly);
+        self.run();
     }
 
     /// A listener on a channel of its own.

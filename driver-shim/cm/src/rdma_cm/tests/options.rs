@@ -49,7 +49,7 @@ fn peer_options_apply_to_initiators_and_responders() {
 }
 
 #[test]
-fn a_connection_before_listen_waits_for_a_second() {
+pub(super) fn a_connection_before_listen_waits_for_a_second() {
     // An initiator of revision 2 retries once, with revision 1.
     let mut net = Net::new(&[config("mpa.revision = 1"), Config::default()]);
     let (at, id) = net.at(1, |engine, world| {

@@ -157,7 +157,7 @@ fn cmp_04_without_a_listener_an_initiator_is_rejected_at_once() {
 }
 
 #[test]
-fn cmp_05_a_silent_peer_gets_three_queries_then_tcp() {
+pub(super) fn cmp_05_a_silent_peer_gets_three_queries_then_tcp() {
     let mut net = Net::new(&[own(), tcp()]);
     net.wire.borrow_mut().ud.mute = true;
     let (at, _) = net.listen(1, 7471, 0);
@@ -456,7 +456,7 @@ fn tcp_ports_of_listeners_are_in_the_range() {
 }
 
 #[test]
-fn a_connection_between_bind_and_listen_waits() {
+pub(super) fn a_connection_between_bind_and_listen_waits() {
     let mut net = pair();
     let (channel, id) = bound(&mut net, 1, PS_TCP, "0.0.0.0:7471").unwrap();
     begin(&mut net);

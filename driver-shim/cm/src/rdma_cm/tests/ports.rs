@@ -40,7 +40,7 @@ fn connect(net: &mut Net, side: usize, own: (u64, u32), at: u64) -> u16 {
 }
 
 #[test]
-fn a_bound_port_is_kept_for_every_source_address() {
+pub(super) fn a_bound_port_is_kept_for_every_source_address() {
     for source in [
         None,
         Some("127.0.0.1:0"),
@@ -60,7 +60,7 @@ fn a_bound_port_is_kept_for_every_source_address() {
 }
 
 #[test]
-fn a_port_from_bind_is_reserved_until_the_id_connects() {
+pub(super) fn a_port_from_bind_is_reserved_until_the_id_connects() {
     let mut net = Net::new(&[Config::default(), Config::default(), Config::default()]);
     let (at, _) = net.listen(1, 7471, 0);
     for source in [None, Some("127.0.0.1:0")] {
@@ -114,7 +114,7 @@ fn an_unavailable_source_address_fails_at_once() {
 }
 
 #[test]
-fn an_id_that_only_holds_its_port_accepts_no_connection() {
+pub(super) fn an_id_that_only_holds_its_port_accepts_no_connection() {
     let mut net = Net::pair();
     let own = idle(&mut net, 0);
     bind(&mut net, 0, own, "127.0.0.1:9229").unwrap();
@@ -178,7 +178,7 @@ fn ids_conflict_as_in_the_port_space_of_a_kernel() {
 }
 
 #[test]
-fn a_shared_port_is_reserved_until_an_id_connects() {
+pub(super) fn a_shared_port_is_reserved_until_an_id_connects() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     let taken = |net: &mut Net| {
@@ -218,7 +218,7 @@ fn a_connect_from_a_shared_number_leaves_others_own_ports() {
 }
 
 #[test]
-fn ids_with_reuseaddr_share_a_port_until_one_listens() {
+pub(super) fn ids_with_reuseaddr_share_a_port_until_one_listens() {
     for ports in [CmPorts::Tcp, CmPorts::Own] {
         let mut config = Config::default();
         config.cm.ports = ports;

@@ -107,7 +107,7 @@ fn reads_stay_within_the_depths_of_a_peer_without_a_spare_read() {
 }
 
 #[test]
-fn requests_complete_when_delivered() {
+pub(super) fn requests_complete_when_delivered() {
     let mut net = Net::new(&[roce(), roce()]);
     let (at, _) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 5, false);
@@ -254,7 +254,7 @@ fn private_data_beyond_a_message_is_refused() {
 }
 
 #[test]
-fn a_rejection_has_a_reason() {
+pub(super) fn a_rejection_has_a_reason() {
     let mut net = Net::new(&[roce(), roce()]);
     let initiator = net.ready(0, 7471, 5, false);
     net.connect(0, initiator, parameters(3, 1, 1, b""));
@@ -290,7 +290,7 @@ fn a_route_has_one_path() {
 }
 
 #[test]
-fn without_a_queue_pair_a_connection_carries_private_data() {
+pub(super) fn without_a_queue_pair_a_connection_carries_private_data() {
     for ends_first in [0, 1] {
         let mut net = Net::new(&[roce(), roce()]);
         net.wire.borrow_mut().unmoved = vec![3, 9];
@@ -323,7 +323,7 @@ fn without_a_queue_pair_a_connection_carries_private_data() {
 }
 
 #[test]
-fn an_id_that_is_destroyed_ends_its_exchange() {
+pub(super) fn an_id_that_is_destroyed_ends_its_exchange() {
     let mut net = Net::new(&[roce(), roce()]);
     net.wire.borrow_mut().unmoved = vec![3, 9];
     let (at, _) = net.listen(1, 7471, 0);

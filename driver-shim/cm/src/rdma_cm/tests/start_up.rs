@@ -19,7 +19,7 @@ fn connected(net: &mut Net, ours: Parameters, theirs: Parameters) -> ((u64, u32)
 
 /// A target of NVMe over Fabrics warns of an initiator that announces Reads of its own.
 #[test]
-fn a_request_without_reads_is_a_depth_of_0_at_the_peer() {
+pub(super) fn a_request_without_reads_is_a_depth_of_0_at_the_peer() {
     for (resources, depth) in [(16, 0), (0, 16), (0, 0)] {
         let mut net = Net::pair();
         let (at, _) = net.listen(1, 7471, 0);
@@ -142,7 +142,7 @@ fn empa_36_events_show_what_14_bits_say_in_8() {
 }
 
 #[test]
-fn a_rejection_delivers_its_private_data() {
+pub(super) fn a_rejection_delivers_its_private_data() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 5, false);
@@ -174,7 +174,7 @@ fn refused_and_unanswered_attempts_have_different_events() {
 }
 
 #[test]
-fn accepting_after_the_initiators_timeout_fails() {
+pub(super) fn accepting_after_the_initiators_timeout_fails() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 5, false);
@@ -332,7 +332,7 @@ fn a_missing_rtr_ends_the_connection() {
 }
 
 #[test]
-fn a_lost_peer_is_reported_as_one_disconnection() {
+pub(super) fn a_lost_peer_is_reported_as_one_disconnection() {
     let mut net = Net::pair();
     let (initiator, responder) = connected(&mut net, parameters(3, 1, 1, &[]), parameters(9, 1, 1, &[]));
     let events = (
@@ -350,7 +350,7 @@ fn a_lost_peer_is_reported_as_one_disconnection() {
 }
 
 #[test]
-fn a_port_in_use_is_replaced_unless_the_program_chose_it() {
+pub(super) fn a_port_in_use_is_replaced_unless_the_program_chose_it() {
     let mut net = Net::pair();
     let (at, _) = net.listen(1, 7471, 0);
     net.wire.borrow_mut().taken = (1..=u16::MAX).filter(|port| *port != FREE_PORT).collect();

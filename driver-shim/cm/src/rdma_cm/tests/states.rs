@@ -128,7 +128,7 @@ fn call(net: &mut Net, name: &str, (channel, id): (u64, u32)) -> Result<(), Errn
 }
 
 #[test]
-fn calls_in_each_state_have_the_kernels_answers() {
+pub(super) fn calls_in_each_state_have_the_kernels_answers() {
     // 0: success; E: EINVAL; C: EISCONN. Where two answers differ, the first is that of a RoCE
     // NIC.
     let rows = [
@@ -169,7 +169,7 @@ fn calls_in_each_state_have_the_kernels_answers() {
 }
 
 #[test]
-fn disconnecting_early_ends_the_connection_when_it_is_made() {
+pub(super) fn disconnecting_early_ends_the_connection_when_it_is_made() {
     let mut net = Net::pair();
     let (channel, _) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 5, false);
@@ -185,7 +185,7 @@ fn disconnecting_early_ends_the_connection_when_it_is_made() {
 }
 
 #[test]
-fn disconnecting_before_accept_ends_the_connection_at_accept() {
+pub(super) fn disconnecting_before_accept_ends_the_connection_at_accept() {
     let mut net = Net::pair();
     let (channel, _) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 5, true);

@@ -118,6 +118,11 @@ impl Wire {
         Ok(number)
     }
 
+    /// Whether a process has the UDP port for messages.
+    pub(super) fn has_udp_port(&self, port: u16) -> bool {
+        self.ud.ports.values().any(|own| own.port == port)
+    }
+
     pub(super) fn message(
         &mut self,
         side: usize,
@@ -149,7 +154,8 @@ impl Wire {
         Ok(match sent {
             _ if self.ud.lost[side] => Fate::Lost,
             Some(sent) => Fate::Arrives(sent),
-            None if self.ud.mute => Fate::Lost,
+            // A port of SCTP drops other packets.
+            None if self.ud.mute || self.llps(remote.port()).contains(&Llp::Sctp) => Fate::Lost,
             None => Fate::Refused,
         })
     }

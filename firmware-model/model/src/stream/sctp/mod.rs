@@ -78,6 +78,14 @@ impl Sctp {
         }
     }
 
+    /// Ends all associations, and the thread.
+    pub(crate) fn end(&self) {
+        let thread = self.state.lock().thread.take();
+        if let Some(thread) = thread {
+            thread.end(!self.abandoned.load(Ordering::Relaxed));
+        }
+    }
+
     /// In a forked child. Async-signal-safe.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
@@ -213,9 +221,7 @@ impl Network for Sctp {
 
 impl Drop for Sctp {
     fn drop(&mut self) {
-        if let Some(thread) = self.state.lock().thread.take() {
-            thread.end(!self.abandoned.load(Ordering::Relaxed));
-        }
+        self.end();
     }
 }
 

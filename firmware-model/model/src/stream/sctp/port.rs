@@ -168,7 +168,8 @@ impl Port {
                 return;
             };
             if refused.errno == Errno::CONNREFUSED {
-                self.endpoint.unreachable(refused.destination);
+                let packet = self.room.get(..refused.len).unwrap_or_default();
+                self.endpoint.unreachable(refused.destination, packet);
             }
         }
     }
@@ -234,6 +235,11 @@ impl Port {
             match event {
                 Event::Accepted(id, peer) => self.add(id, peer),
                 Event::Connected(id) => self.assign_streams(id),
+                Event::Moved(id, peer) => {
+                    if let Some(association) = self.associations.get_mut(&id) {
+                        association.peer = peer;
+                    }
+                }
                 Event::Readable(id) => self.take_messages(id, now),
                 // Messages are sent after the events.
                 Event::Writable(_) => {}
