@@ -73,6 +73,12 @@ impl Engine {
         }
         if over {
             tracing::debug!("qpn {qpn:#08x}: the retry budget is exhausted");
+            let peer = connecting.params.peer.address;
+            if self.config.llp_facing(peer.ip()) == Llp::Sctp {
+                tracing::warn!(
+                    "qp {qpn:#08x}: no connection to {peer} over SCTP in UDP (llp=sctp, which the peer must have, too)"
+                );
+            }
             if let Some(sid) = connecting.stream {
                 self.close_stream(world, sid, Close::Abort);
             }
