@@ -1,7 +1,9 @@
 //! The identity of a RoCE NIC: the distribution's programs, with ends of both identities.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
+use urnic_tests::netns::Netns;
 use urnic_tests::program::{Ended, Program};
 use urnic_tests::skip::installed;
 use urnic_tests::wait::free_port;
@@ -34,6 +36,45 @@ fn ibv_devinfo_shows_a_roce_nic() {
     assert_eq!(listed[0], listed[1]);
     assert!(listed[1].is_unicast_link_local(), "{listed:?}");
     assert!(listed[3].to_ipv4_mapped().is_some(), "{listed:?}");
+}
+
+/// Mooncake, for example, takes the first GID of an IPv4 address that it likes.
+#[test]
+fn loopback_has_gids_only_in_place_of_other_addresses() {
+    or_skip!(installed("ibv_devinfo"));
+    let [host, _peer] = or_skip!(Netns::pair());
+    let alone = or_skip!(Netns::new());
+    let gids_of = |netns: &Netns| gids(&netns.program(roce("ibv_devinfo").arg("-v")));
+    let both_types = |gids: &[&str]| -> Vec<Ipv6Addr> {
+        let gids = gids.iter().map(|gid| gid.parse().expect("a GID"));
+        gids.flat_map(|gid| [gid; 2]).collect()
+    };
+    let listed = gids_of(&host);
+    let first = ["fe80::5efe:a4d:1", "::ffff:10.77.0.1", "fd77::1"];
+    assert_eq!(listed[..6], both_types(&first));
+    // The last address is veth0's own link-local one.
+    assert!(
+        listed.len() == 8 && listed[7].is_unicast_link_local(),
+        "{listed:?}"
+    );
+    let sysfs = "cat /sys/class/infiniband/urnic0/ports/1/gids/*";
+    let shown = host.program(roce("sh").args(["-c", sysfs])).run().success();
+    assert_eq!(shown.lines().count(), 8, "{shown}");
+    let loopback = ["fe80::5efe:7f00:1", "::ffff:127.0.0.1", "::1"];
+    assert_eq!(gids_of(&alone), both_types(&loopback));
+    for netns in [&host, &alone] {
+        for (name, options) in [
+            ("ibv_rc_pingpong", "-g 0 -n 200"),
+            ("ibv_ud_pingpong", "-g 0 -n 200"),
+            ("ib_send_lat", "-F -R -n 300"),
+            ("ib_send_lat", "-F -c UD -R -n 300"),
+        ] {
+            or_skip!(installed(name));
+            let mut pair = Pair::new(&roce(name).line(options)).at("127.0.0.1").within(LIMIT);
+            (pair.server, pair.client) = (netns.program(pair.server), netns.program(pair.client));
+            pair.succeeds();
+        }
+    }
 }
 
 #[test]

@@ -12,6 +12,10 @@
 //! | 2, 3 | first IPv4 address | v1, v2 |
 //! | 4 … | the other addresses | v1 and v2 of each |
 //!
+//! A loopback address has GIDs only where the device has no other address of the family, as the
+//! netdev of an adapter has no such address: a program that chooses among the GIDs might choose one
+//! that no other host reaches.
+//!
 //! The link-local GID of such an adapter is made from its MAC address, and exists also when IPv6
 //! is off. Here it contains the first IPv4 address, in the form of RFC 5214 §6.1
 //! (`fe80::5efe:192.0.2.1`), so that it names the same host as index 3.
@@ -86,9 +90,18 @@ pub fn of_rnic(addresses: impl IntoIterator<Item = IpAddr>) -> Vec<PortGid> {
         .collect()
 }
 
+/// Whether an address of a RoCE NIC has GIDs: all but a loopback address beside another address of
+/// its family.
+fn has_roce_gid(ip: IpAddr, all: &[(usize, IpAddr)]) -> bool {
+    let is_other = |other: IpAddr| !other.is_loopback() && other.is_ipv4() == ip.is_ipv4();
+    !(ip.is_loopback() && all.iter().any(|(_, other)| is_other(*other)))
+}
+
 /// The table of a RoCE NIC with these addresses.
 pub fn of_roce(addresses: impl IntoIterator<Item = IpAddr>) -> Vec<PortGid> {
-    let mut addresses: Vec<(usize, IpAddr)> = addresses.into_iter().enumerate().collect();
+    let all: Vec<(usize, IpAddr)> = addresses.into_iter().enumerate().collect();
+    let mut addresses = all.clone();
+    addresses.retain(|(_, ip)| has_roce_gid(*ip, &all));
     let ipv4 = |(_, ip): &(usize, IpAddr)| matches!(ip, IpAddr::V4(_));
     let first = addresses.iter().copied().find(ipv4);
     addresses.sort_by_key(|entry| Some(*entry) != first);
@@ -140,7 +153,6 @@ mod tests {
             ("::ffff:10.1.2.3", 1),
             ("2001:db8::7", 0),
             ("fe80::7", 2),
-            ("::ffff:127.0.0.1", 3),
         ];
         let expected: Vec<_> = expected
             .iter()
@@ -153,17 +165,38 @@ mod tests {
 
     #[test]
     fn without_ipv4_a_roce_nic_has_no_own_link_local_gid() {
-        let table = of_roce(ips(&["2001:db8::7", "::1"]));
+        let table = of_roce(ips(&["2001:db8::7", "2001:db8::8"]));
         assert_eq!(
             shown(&table),
             [
                 ("2001:db8::7".to_owned(), GidType::RoceV1, 0),
                 ("2001:db8::7".to_owned(), GidType::RoceV2, 0),
-                ("::1".to_owned(), GidType::RoceV1, 1),
-                ("::1".to_owned(), GidType::RoceV2, 1),
+                ("2001:db8::8".to_owned(), GidType::RoceV1, 1),
+                ("2001:db8::8".to_owned(), GidType::RoceV2, 1),
             ]
         );
         assert_eq!(of_roce([]), []);
+    }
+
+    #[test]
+    fn a_roce_nic_has_a_loopback_gid_only_in_place_of_others() {
+        let named = |addresses: &[&str]| -> Vec<IpAddr> {
+            let mut named: Vec<IpAddr> = of_roce(ips(addresses))
+                .iter()
+                .map(|gid| ip_of(&gid.raw))
+                .collect();
+            named.dedup();
+            named
+        };
+        assert_eq!(
+            named(&["10.1.2.3", "127.0.0.1", "::1"]),
+            ips(&["10.1.2.3", "::1"])
+        );
+        assert_eq!(
+            named(&["fe80::7", "127.0.0.1", "::1"]),
+            ips(&["127.0.0.1", "fe80::7"])
+        );
+        assert_eq!(named(&["127.0.0.1", "::1"]), ips(&["127.0.0.1", "::1"]));
     }
 
     #[test]

@@ -127,13 +127,17 @@ impl LocalHost {
         })
     }
 
-    /// The index in the GID table of an address of this host: of its RoCE v2 GID, if there is one.
-    pub fn gid_index(&self, ip: IpAddr) -> Option<u8> {
-        let index = self
-            .table
-            .iter()
-            .rposition(|gid| gid.raw == gid_of(ip.to_canonical()))?;
-        u8::try_from(index).ok()
+    /// The GID of an address of this host, the one of RoCE v2 if there is one, and its index. Where
+    /// no loopback address has a GID, that of the first address of the family stands for it.
+    pub fn own_gid(&self, ip: IpAddr) -> Option<(u8, [u8; 16])> {
+        let ip = ip.to_canonical();
+        let of = |raw| self.table.iter().rposition(|gid| gid.raw == raw);
+        let of_family = || self.gids.iter().find(|gid| gid.ip.is_ipv4() == ip.is_ipv4());
+        let index = match of(gid_of(ip)) {
+            None if ip.is_loopback() => of(of_family()?.raw())?,
+            found => found?,
+        };
+        Some((u8::try_from(index).ok()?, self.table.get(index)?.raw))
     }
 
     /// The port's LID: the low 16 bits of the first address. A RoCE NIC has none.
@@ -380,6 +384,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_first_address_of_the_family_stands_for_loopback() {
+        let host = |ips: &[&str], identity| {
+            LocalHost::new(ips.iter().map(|ip| gid(ip, 0)).collect(), None, identity)
+        };
+        let own = |host: &LocalHost, ip: &str| {
+            let (index, raw) = host.own_gid(ip.parse().unwrap())?;
+            Some((index, ip_of(&raw).to_string()))
+        };
+        let of = |index, ip: &str| Some((index, ip.to_owned()));
+        let all = ["2001:db8::7", "10.1.2.3", "127.0.0.1", "::1"];
+        let roce = host(&all, Identity::Roce);
+        for loopback in ["127.0.0.1", "127.0.0.2", "::ffff:127.0.0.1", "10.1.2.3"] {
+            assert_eq!(own(&roce, loopback), of(3, "10.1.2.3"), "{loopback}");
+        }
+        assert_eq!(own(&roce, "::1"), of(5, "2001:db8::7"));
+        assert_eq!(own(&roce, "10.1.2.4"), None);
+        let rnic = host(&all, Identity::Iwarp);
+        assert_eq!(own(&rnic, "127.0.0.1"), of(2, "127.0.0.1"));
+        let alone = host(&["127.0.0.1"], Identity::Roce);
+        assert_eq!(own(&alone, "127.0.0.2"), of(3, "127.0.0.1"));
+        assert_eq!(own(&alone, "::1"), None);
     }
 
     #[test]

@@ -7,7 +7,6 @@
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
-use urnic_process::port_gids::gid_of;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Longest private data of a connection (`RDMA_MAX_PRIVATE_DATA`). The maximum of its length byte
@@ -311,11 +310,6 @@ fn put_address(to: &mut [u8], address: Option<SocketAddr>) -> u16 {
     len as u16
 }
 
-/// The GID that represents an address.
-fn gid(address: Option<SocketAddr>) -> [u8; 16] {
-    address.map_or([0; 16], |address| gid_of(address.ip()))
-}
-
 /// The pkey of an Ethernet port.
 const PKEY: [u8; 2] = [0xff; 2];
 /// The device's only port.
@@ -330,6 +324,8 @@ pub struct IdAddresses {
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub remote: Option<SocketAddr>,
+    /// The GIDs of both addresses; 0 for one that the id does not have.
+    pub gids: [[u8; 16]; 2],
     /// Port space: part of the service id in an AF_IB name.
     pub port_space: u16,
     /// The device has path records: that of a RoCE NIC.
@@ -365,9 +361,10 @@ impl IdAddresses {
         response.num_paths = self.paths();
         if response.num_paths > 0 {
             response.flags = PATH_FLAGS;
+            let [sgid, dgid] = self.gids;
             response.record = SaPathRecord {
-                dgid: gid(self.remote),
-                sgid: gid(self.local),
+                dgid,
+                sgid,
                 flow_label_hop_limit: [0, 0, 0, HOP_LIMIT],
                 reversible_num_paths: 0x80 | 1,
                 pkey: PKEY,
@@ -385,7 +382,7 @@ impl IdAddresses {
         let mut response = RouteResponse::new_zeroed();
         response.node_guid = self.node_guid;
         let [path, _] = &mut response.route;
-        (path.sgid, path.dgid, path.pkey) = (gid(self.local), gid(self.remote), PKEY);
+        ([path.sgid, path.dgid], path.pkey) = (self.gids, PKEY);
         response.num_paths = self.paths();
         if response.num_paths > 0 {
             (path.reversible, path.num_paths, path.hop_limit) = (1, 1, HOP_LIMIT);
@@ -413,14 +410,15 @@ impl IdAddresses {
         const LEN: u16 = IB_LEN as u16;
         let mut response = self.bare();
         let space = u64::from(self.port_space) << 16;
-        for (to, address) in [
-            (&mut response.source, self.local),
-            (&mut response.destination, self.remote),
+        let [sgid, dgid] = self.gids;
+        for (to, address, gid) in [
+            (&mut response.source, self.local, sgid),
+            (&mut response.destination, self.remote, dgid),
         ] {
             let service = space | u64::from(address.map_or(0, |address| address.port()));
             to[..2].copy_from_slice(&AF_IB.to_ne_bytes());
             to[2..4].copy_from_slice(&PKEY);
-            to[8..24].copy_from_slice(&gid(address));
+            to[8..24].copy_from_slice(&gid);
             to[24..32].copy_from_slice(&service.to_be_bytes());
         }
         (response.source_len, response.destination_len) = (LEN, LEN);
@@ -480,6 +478,7 @@ mod tests {
             node_guid: 0,
             local: Some("0.0.0.0:7471".parse().unwrap()),
             remote: None,
+            gids: [[0; 16]; 2],
             port_space: 0x106,
             has_path: false,
         };

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use urnic_wire::mad::service_id;
 
 use super::abi::{CmAddress, IdAddresses};
+use super::attributes::peer_gid;
 use super::{
     CmEvent, DeviceListener, Engine, Id, Inquiry, NewStream, PS_DATAGRAMS, PS_IPOIB, Place, State, World,
 };
@@ -327,18 +328,26 @@ impl Engine {
         Ok(())
     }
 
-    /// The addresses of an id, on the device with this node GUID.
+    /// The addresses of an id.
     ///
     /// # Errors
     /// `ENOENT`, `EINVAL`.
-    pub fn addresses(&mut self, channel: u64, handle: u32, node_guid: u64) -> Result<IdAddresses, Errno> {
+    pub fn addresses(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+    ) -> Result<IdAddresses, Errno> {
         let has_path = self.identity.is_roce();
         let id = self.own(channel, handle)?;
-        let on_device = id.local.is_some_and(|local| !local.ip().is_unspecified());
+        let on_device = id.local.filter(|local| !local.ip().is_unspecified());
+        let sgid = on_device.map_or([0; 16], |local| world.device.own_gid(local).1);
+        let dgid = id.remote.map_or([0; 16], |remote| peer_gid(remote.ip(), sgid));
         Ok(IdAddresses {
-            node_guid: if on_device { node_guid } else { 0 },
+            node_guid: on_device.map_or(0, |local| world.device.node_guid(local)),
             local: id.local,
             remote: id.remote,
+            gids: [sgid, dgid],
             port_space: id.port_space,
             has_path,
         })

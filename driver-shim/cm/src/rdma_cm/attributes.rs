@@ -208,14 +208,24 @@ pub(super) fn address_vector(
     remote: IpAddr,
     traffic_class: u8,
 ) -> AhAttr {
+    let (sgid_index, own) = world.device.own_gid(local);
     AhAttr {
-        dgid: gid_of(remote.to_canonical()),
-        sgid_index: world.device.gid_index(local),
+        dgid: peer_gid(remote, own),
+        sgid_index,
         hop_limit: HOP_LIMIT,
         traffic_class,
         is_global: 1,
         port: PORT,
         ..AhAttr::new_zeroed()
+    }
+}
+
+/// The GID of a peer of an id whose GID is `own`. A loopback address is this host, and has the same
+/// GID, as in a kernel (`cma_resolve_loopback`).
+pub(super) fn peer_gid(remote: IpAddr, own: [u8; 16]) -> [u8; 16] {
+    match remote.to_canonical() {
+        ip if ip.is_loopback() => own,
+        ip => gid_of(ip),
     }
 }
 

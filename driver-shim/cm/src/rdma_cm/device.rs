@@ -35,8 +35,8 @@ pub trait Device: Carrier {
     fn ends(&mut self, sid: u32) -> Result<(SocketAddr, SocketAddr), Errno>;
     /// The source address of packets to `remote`; its port has no meaning.
     fn source(&mut self, remote: SocketAddr) -> Result<SocketAddr, Errno>;
-    /// The index of the GID of an address of this host.
-    fn gid_index(&mut self, address: SocketAddr) -> u8;
+    /// The GID of an address of this host, and its index.
+    fn own_gid(&mut self, address: SocketAddr) -> (u8, [u8; 16]);
     /// The number of the queue pair with the verbs number `qpn`, on the device that has the address
     /// `local`.
     fn queue_pair(&mut self, local: SocketAddr, qpn: u32) -> Option<u32>;

@@ -216,11 +216,8 @@ impl CmChannel {
 
     /// The addresses of an id.
     fn addresses(&self, id: u32) -> Result<IdAddresses, Errno> {
-        self.driver.with_rdma_cm(|engine, world| {
-            let local = engine.bound_to(self.key, id)?;
-            let node_guid = local.map_or(0, |local| world.device.node_guid(local));
-            engine.addresses(self.key, id, node_guid)
-        })
+        self.driver
+            .with_rdma_cm(|engine, world| engine.addresses(world, self.key, id))
     }
 
     /// Executes a command that has no answer and names no memory of the program.

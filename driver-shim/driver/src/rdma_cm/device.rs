@@ -403,10 +403,10 @@ impl Device for CmDevice<'_> {
         })
     }
 
-    fn gid_index(&mut self, address: SocketAddr) -> u8 {
+    fn own_gid(&mut self, address: SocketAddr) -> (u8, [u8; 16]) {
         let driver = self.driver_of(address);
-        let index = driver.and_then(|driver| driver.local_host().gid_index(address.ip()));
-        index.unwrap_or_default()
+        let own = driver.and_then(|driver| driver.local_host().own_gid(address.ip()));
+        own.unwrap_or((0, gid_of(address.ip())))
     }
 
     fn node_guid(&mut self, local: SocketAddr) -> u64 {

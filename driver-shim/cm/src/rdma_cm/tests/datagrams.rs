@@ -73,7 +73,7 @@ fn cmu_03_a_lookup_gives_both_programs_what_the_kernel_gives() {
     let (id, data) = request(&mut net, at);
     // All that a request has room for, after the addresses.
     assert_eq!((&data[..5], data.len()), (&b"hello"[..], 180));
-    let addresses = net.engines[1].addresses(at, id, 77).unwrap();
+    let addresses = net.addresses(1, (at, id)).unwrap();
     assert_eq!(addresses.local.unwrap().to_string(), "127.0.0.1:7471");
     let port = net.port_of(0, asker);
     assert_eq!(addresses.remote.unwrap().to_string(), format!("127.0.0.1:{port}"));
@@ -92,7 +92,7 @@ fn cmu_03_a_lookup_gives_both_programs_what_the_kernel_gives() {
     );
     let address = param.address;
     assert_eq!((address.is_global, address.port, address.sgid_index), (1, 1, 3));
-    assert_eq!(address.dgid[10..], [0xff, 0xff, 127, 0, 0, 1]);
+    assert_eq!(address.dgid, OWN_GID);
     // The accepting side has no event, and there is nothing to disconnect.
     assert!(net.take_events(1, at).is_empty());
     for (side, (channel, id)) in [(0, asker), (1, (at, id)), (1, (at, listener))] {
@@ -386,7 +386,7 @@ fn an_address_of_loopback_has_a_device_and_no_address_has_none() {
                     engine
                         .bind(world, channel, id, CmAddress::Ip(text.parse().unwrap()))
                         .unwrap();
-                    let addresses = engine.addresses(channel, id, 77).unwrap();
+                    let addresses = engine.addresses(world, channel, id).unwrap();
                     assert_eq!(addresses.node_guid, guid, "{text}, port space {space:#x}");
                     assert_ne!(addresses.local.unwrap().port(), 0, "{text}");
                 }
@@ -506,7 +506,7 @@ fn a_listener_on_any_address_serves_at_each_device() {
         let asker = net.ready_for_datagrams_to(0, remote, uid);
         net.connect(0, asker, parameters(3, 0, 0, b""));
         let (id, _) = request(&mut net, at);
-        let addresses = net.engines[1].addresses(at, id, 0).unwrap();
+        let addresses = net.addresses(1, (at, id)).unwrap();
         assert_eq!(addresses.local.unwrap().to_string(), remote);
         net.accept(1, at, id, 50, parameters(4, 0, 0, b""));
         assert_eq!(net.take_events(0, asker.0), [(uid, asker.1, ESTABLISHED, 0)]);

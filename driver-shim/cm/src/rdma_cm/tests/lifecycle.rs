@@ -165,7 +165,7 @@ pub(super) fn bind_takes_the_port_and_connections_wait_for_listen() {
         engine.bind(world, channel, id, any).unwrap();
         (channel, id)
     });
-    let addresses = net.engines[1].addresses(channel, id, 77).unwrap();
+    let addresses = net.addresses(1, (channel, id)).unwrap();
     let port = addresses.local.unwrap().port();
     assert!(port != 0, "bind assigns the port");
     assert_eq!(
@@ -245,7 +245,7 @@ fn an_event_reports_a_missing_route_and_a_retry_works() {
             .resolve_address(world, channel, id, None, unspecified)
             .unwrap();
         assert_eq!(engine.take_event(world, channel).unwrap().event, 0);
-        let addresses = engine.addresses(channel, id, 77).unwrap();
+        let addresses = engine.addresses(world, channel, id).unwrap();
         assert_eq!(
             addresses.remote,
             Some("127.0.0.1:7471".parse().unwrap()),

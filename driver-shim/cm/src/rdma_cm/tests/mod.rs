@@ -21,7 +21,7 @@ use super::command::Parameters;
 use super::*;
 use crate::carrier::Carrier;
 use crate::mpa_startup::{Close, Negotiated, Time};
-use net::{FREE_PORT, Net, OTHER_HOST, parameters};
+use net::{FREE_PORT, Net, OTHER_HOST, OWN_GID, parameters};
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

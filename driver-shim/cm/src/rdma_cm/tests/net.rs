@@ -8,12 +8,17 @@ use super::ud_net::{Fate, Sent, UdWire};
 use super::*;
 use crate::carrier::Inbox;
 use crate::carrier::testing::{Received, with_llp};
+use crate::rdma_cm::abi::IdAddresses;
+use urnic_process::port_gids::gid_of;
 use urnic_wire::mad::MAD_LEN;
 
 /// The port that TCP chooses.
 pub(super) const FREE_PORT: u16 = 39_999;
 /// An address that belongs to no process.
 pub(super) const OTHER_HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
+
+/// The GID of each process: that of 192.0.2.1.
+pub(super) const OWN_GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
 
 /// A stream's end.
 #[derive(Debug, Default)]
@@ -293,15 +298,19 @@ impl Device for Port<'_> {
     }
 
     fn node_guid(&mut self, _: SocketAddr) -> u64 {
-        7
+        77
     }
 
     fn queue_pair(&mut self, _: SocketAddr, qpn: u32) -> Option<u32> {
         (qpn != 0).then_some(qpn)
     }
 
-    fn gid_index(&mut self, _address: SocketAddr) -> u8 {
-        3
+    /// As of a host with another address: no loopback address has a GID.
+    fn own_gid(&mut self, address: SocketAddr) -> (u8, [u8; 16]) {
+        match address.ip() {
+            ip if ip.is_loopback() => (3, OWN_GID),
+            ip => (5, gid_of(ip)),
+        }
     }
 
     fn is_unreliable(&mut self, qid: u32) -> bool {
@@ -546,9 +555,13 @@ impl Net {
         (channel, id)
     }
 
+    pub(super) fn addresses(&mut self, side: usize, (channel, id): (u64, u32)) -> Result<IdAddresses, Errno> {
+        self.at(side, |engine, world| engine.addresses(world, channel, id))
+    }
+
     /// The local port of an id, as the program gets it.
     pub(super) fn port_of(&mut self, side: usize, (channel, id): (u64, u32)) -> u16 {
-        let addresses = self.engines[side].addresses(channel, id, 77).unwrap();
+        let addresses = self.addresses(side, (channel, id)).unwrap();
         addresses.local.unwrap().port()
     }
 

@@ -118,10 +118,10 @@ fn cmp_02_programs_see_the_number_of_the_listener_only() {
         let initiator = begin(&mut net);
         let (id, param) = net.request(1, at);
         assert_eq!(&param.private_data[..5], b"hello");
-        let child = net.engines[1].addresses(at, id, 77).unwrap();
+        let child = net.addresses(1, (at, id)).unwrap();
         assert_eq!(child.local.unwrap().port(), 7471);
         assert_eq!(child.remote.unwrap().port(), net.port_of(0, initiator));
-        let near = net.engines[0].addresses(initiator.0, initiator.1, 77).unwrap();
+        let near = net.addresses(0, initiator).unwrap();
         assert_eq!(near.remote.unwrap().port(), 7471);
         net.accept(1, at, id, 200, parameters(9, 1, 1, &[]));
         assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 9, 0)]);
@@ -419,7 +419,7 @@ fn a_number_from_bind_is_reserved_and_shown_also_if_tcp_has_it() {
     assert_eq!(net.wire.borrow().listening().len(), 1);
     net.connect(0, (channel, id), parameters(3, 1, 1, &[]));
     let (child, _) = net.request(1, at);
-    let remote = net.engines[1].addresses(at, child, 77).unwrap().remote;
+    let remote = net.addresses(1, (at, child)).unwrap().remote;
     assert_eq!(remote.unwrap().port(), FREE_PORT);
     assert_eq!(net.port_of(0, (channel, id)), 9229);
     net.finish();

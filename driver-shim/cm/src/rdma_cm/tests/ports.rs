@@ -34,7 +34,7 @@ fn connect(net: &mut Net, side: usize, own: (u64, u32), at: u64) -> u16 {
     });
     net.connect(side, own, parameters(3, 1, 1, &[]));
     let (child, _) = net.request(1, at);
-    let peer = net.engines[1].addresses(at, child, 77).unwrap().remote;
+    let peer = net.addresses(1, (at, child)).unwrap().remote;
     net.accept(1, at, child, 200, parameters(9, 1, 1, &[]));
     peer.unwrap().port()
 }
