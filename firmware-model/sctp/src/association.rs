@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dcsctp::api::{
-    DcSctpSocket, LifecycleId, Message as Sent, PpId, SendOptions, Socket, SocketEvent, SocketState,
-    SocketTime, StreamId,
+    DcSctpSocket, ErrorKind, LifecycleId, Message as Sent, PpId, SendOptions, Socket, SocketEvent,
+    SocketState, SocketTime, StreamId,
 };
 use urnic_wire::sctp::chunk::Contents;
 use urnic_wire::sctp::packet::Packet;
@@ -35,6 +35,8 @@ pub(crate) struct Association {
     in_flight: InFlight,
     /// The last message did not fit.
     full: bool,
+    /// The peer was silent for too long.
+    gave_up: bool,
     /// Messages were lost.
     is_lost: bool,
     /// This end was told to end it after all messages.
@@ -71,6 +73,7 @@ impl Association {
             unsent: Unsent::default(),
             in_flight: InFlight::default(),
             full: false,
+            gave_up: false,
             is_lost: false,
             closing: false,
             shutdown: None,
@@ -122,6 +125,7 @@ impl Association {
     /// Ends it because the peer is silent: in order if only the peer's last packet may be missing.
     pub(crate) fn give_up(&mut self, settings: &Settings) {
         self.keep_ready(settings);
+        self.gave_up = true;
         self.is_lost |= !(self.peer_closes && self.is_acknowledged());
         self.socket.close();
     }
@@ -146,10 +150,13 @@ impl Association {
         if message.data.len() > longest || message.data.is_empty() || message.stream >= self.streams {
             return Err(SendError::Invalid);
         }
-        if self.closing || self.peer_closes || self.shutdown.is_some() {
+        if self.is_closing() {
             return Err(SendError::Ended);
         }
-        if self.unsent.bytes() >= settings.unsent {
+        let of_stream = self.unsent.of_stream(message.stream);
+        // A stream of which none waits always has its turn.
+        let is_full = self.unsent.bytes() >= settings.unsent && of_stream > 0;
+        if is_full || of_stream >= settings.unsent_of_stream {
             self.full = true;
             return Err(SendError::Full);
         }
@@ -167,6 +174,11 @@ impl Association {
     /// Ends it in order, after all messages.
     pub(crate) fn close(&mut self) {
         self.closing = true;
+    }
+
+    /// Whether it ends in order, so that no message can be sent any more.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing || self.peer_closes || self.shutdown.is_some()
     }
 
     /// Keeps the peer's SHUTDOWN until all messages were acknowledged. The library does not wait
@@ -191,8 +203,16 @@ impl Association {
                         packets.push(packet);
                     }
                     SocketEvent::OnClosed() if !self.is_lost => _ = ended.get_or_insert(Reason::Closed),
+                    SocketEvent::OnAborted(ErrorKind::TooManyRetries, _) => {
+                        _ = ended.get_or_insert(Reason::Silent);
+                    }
                     SocketEvent::OnClosed() | SocketEvent::OnAborted(..) => {
-                        _ = ended.get_or_insert(Reason::Aborted);
+                        let reason = if self.gave_up {
+                            Reason::Silent
+                        } else {
+                            Reason::Aborted
+                        };
+                        _ = ended.get_or_insert(reason);
                     }
                     SocketEvent::OnLifecycleMessageDelivered(id) => self.in_flight.acknowledged(id),
                     SocketEvent::OnConnected() if !self.established => self.establish(settings, now),

@@ -485,6 +485,11 @@ impl Endpoint {
         association.map_or(0, |association| association.unacknowledged_of(stream))
     }
 
+    /// Whether an association is about to end in order: it takes no message any more.
+    pub fn is_closing(&self, id: AssociationId) -> bool {
+        self.associations.get(&id).is_some_and(Association::is_closing)
+    }
+
     /// The number of streams in each direction on which both ends agreed; `None` before that, and
     /// after the end.
     pub fn streams(&self, id: AssociationId) -> Option<u16> {

@@ -40,9 +40,12 @@ pub enum Reason {
     /// One end ended it in order, after all messages.
     #[error("the SCTP association was closed")]
     Closed,
-    /// The peer aborted it, or does not answer.
-    #[error("the SCTP association was aborted, or the peer does not answer")]
+    /// The peer aborted it.
+    #[error("the peer aborted the SCTP association")]
     Aborted,
+    /// The peer does not answer.
+    #[error("the peer does not answer over SCTP")]
+    Silent,
     /// Nothing is at the peer's UDP port, or nothing any more.
     #[error("no SCTP over UDP at the peer's address")]
     Refused,

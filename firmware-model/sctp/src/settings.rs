@@ -32,6 +32,8 @@ pub struct Settings {
     pub unread: usize,
     /// Bytes of an association that may wait to be sent, with the headers of their chunks.
     pub unsent: usize,
+    /// Messages of a stream that may wait there.
+    pub unsent_of_stream: usize,
     /// Messages of a stream that may be unacknowledged; 32767 if it is more (RFC 5043 §10).
     pub in_flight: usize,
     /// Most associations. One that has ended counts until its last message is
@@ -55,6 +57,7 @@ impl Settings {
             window: 1 << 20,
             unread: 4096,
             unsent: 1 << 20,
+            unsent_of_stream: usize::MAX,
             in_flight: MAX_IN_FLIGHT,
             associations: 1024,
             listens: true,

@@ -271,7 +271,8 @@ impl Qp {
     /// lost; `late` is the time at which delayed bytes of the stream continue.
     #[inline(always)]
     fn settle(self: &Arc<Qp>, core: &Core, inner: &mut Inner, env: &mut Env<'_>, late: Option<Nanos>) {
-        if inner.hung_up {
+        let has_ended = || inner.stream.as_ref().is_some_and(|stream| stream.has_ended());
+        if inner.hung_up || inner.engine.has_parked() && has_ended() {
             inner.with_engine(|engine, stream| engine.note_end_after_parked(env, stream));
         }
         if inner.engine.state() == QpState::Err {

@@ -199,6 +199,12 @@ pub trait Stream: Send + Debug {
         None
     }
 
+    /// Whether the peer has ended, or an error has: for a stream whose
+    /// [descriptor](Self::descriptor) does not report that.
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     /// The [descriptor](Self::descriptor) has reported that the peer closed, or an error.
     fn note_hang_up(&mut self) {}
 

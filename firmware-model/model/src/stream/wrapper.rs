@@ -158,6 +158,10 @@ impl<W: Wrapper> Stream for W {
         self.inner().carries_messages()
     }
 
+    fn has_ended(&self) -> bool {
+        self.inner().has_ended()
+    }
+
     fn mss(&self) -> u32 {
         self.inner().mss()
     }

@@ -170,7 +170,7 @@ fn a_killed_peer_is_noticed_after_about_ten_seconds() {
             send(&mut net, 0, ids[0], 0, vec![1; 100]);
         }
         let (reasons, after) = ended(&mut net, ids);
-        assert_eq!(reasons, [Reason::Aborted, Reason::Aborted]);
+        assert_eq!(reasons, [Reason::Silent, Reason::Silent]);
         assert!((8..=12).contains(&after.as_secs()), "{after:?}");
         assert_eq!(taken(&mut net, 0, ids[0]), 1, "what came before can be taken");
     }
@@ -220,7 +220,7 @@ fn a_connection_to_nothing_fails_in_time() {
     while net.ends[0].associations() > 0 {
         net.step();
     }
-    assert_eq!(end_of(&net, 0, id), Some(Reason::Aborted));
+    assert_eq!(end_of(&net, 0, id), Some(Reason::Silent));
     let after = net.now - begun;
     assert!(
         after > Duration::from_secs(10) && after < Duration::from_secs(20),

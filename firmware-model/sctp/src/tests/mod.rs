@@ -544,7 +544,7 @@ fn a_silent_peer_ends_after_a_bounded_time() {
         net.now = net.ends[0].timeout().expect("something is due").max(net.now);
         net.step();
     }
-    assert!(net.events[0].contains(&Event::Ended(id, Reason::Aborted)));
+    assert!(net.events[0].contains(&Event::Ended(id, Reason::Silent)));
 }
 
 #[test]

@@ -99,6 +99,11 @@ impl Stream for SctpStream {
         self.with(|session| session.peek())
     }
 
+    fn has_ended(&self) -> bool {
+        let peeked = self.with(|session| session.peek());
+        matches!(peeked, Ok(false) | Err(StreamError::Closed(_)))
+    }
+
     fn has_input(&mut self) -> Option<bool> {
         Some(self.peek() != Err(StreamError::WouldBlock))
     }

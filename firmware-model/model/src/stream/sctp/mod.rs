@@ -38,6 +38,9 @@ const PACKET_LEN: usize = 1280 - 48;
 /// Messages that may be in a receive window: as many as fit it, of the shortest kind.
 const MOST_UNREAD: usize = 64 << 10;
 
+/// Messages of a session that wait for room in the association: the sessions share it.
+const MOST_UNSENT: usize = 64;
+
 /// SCTP over UDP ports of another network.
 #[derive(Debug)]
 pub(crate) struct Sctp {
@@ -131,6 +134,7 @@ impl State {
         let settings = Settings {
             packet_len: PACKET_LEN,
             unread: MOST_UNREAD,
+            unsent_of_stream: MOST_UNSENT,
             listens: listens.is_some(),
             ..Settings::of_port(local.port())
         };
@@ -178,7 +182,6 @@ impl Network for Sctp {
             None => state.bind(self, from, traffic_class, None)?,
         };
         let thread = state.thread(self)?;
-        drop(state);
         let mut guard = sessions.lock();
         let ends = Ends {
             local: guard.local,
@@ -186,6 +189,7 @@ impl Network for Sctp {
         };
         let session = guard.connect(ends, &self.descriptors)?;
         drop(guard);
+        drop(state);
         thread.ask();
         Ok(Box::new(SctpStream::new(thread, sessions, session)?))
     }
@@ -205,10 +209,10 @@ impl Network for Sctp {
             None => state.bind(self, local, traffic_class, Some(ipv6_only))?,
         };
         let thread = state.thread(self)?;
-        drop(state);
         let mut guard = sessions.lock();
         let (local, notification) = (guard.local, guard.listen(backlog, &self.descriptors)?);
         drop(guard);
+        drop(state);
         thread.ask();
         Ok(Box::new(SctpListener {
             thread,

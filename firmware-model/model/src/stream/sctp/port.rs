@@ -5,7 +5,7 @@
 use super::super::Ends;
 use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
 use super::super::descriptor::Descriptors;
-use super::session::{MOST_KEPT, MOST_KEPT_BYTES, function};
+use super::session::{MOST_HELD_BYTES, MOST_KEPT, MOST_KEPT_BYTES, function};
 use super::sessions::{SessionId, Sessions, SharedSessions};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
@@ -23,8 +23,10 @@ use urnic_wire::sctp::session::Function;
 const MOST_BATCHES: usize = 8;
 /// Messages that are taken out of a receive window before it is looked whether more are kept.
 const TAKEN_TOGETHER: usize = 64;
-/// An association without sessions ends after this time.
+/// An association without sessions ends after this time; one that the peer began later, because
+/// sessions that the peer begins must not meet the end.
 const IDLE: Duration = Duration::from_secs(5);
+const ACCEPTED_IDLE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 struct Association {
@@ -37,8 +39,9 @@ struct Association {
     outstanding: HashSet<u16>,
     /// Sessions that wait for the association to be established.
     waiting: Vec<SessionId>,
-    /// Since when it has no sessions.
+    /// Since when it has no sessions, and for how long it may.
     idle: Option<Duration>,
+    longest_idle: Duration,
 }
 
 /// A port.
@@ -60,9 +63,9 @@ pub(super) struct Port {
 /// The error of a session whose association ended.
 fn errno(reason: Reason) -> Errno {
     match reason {
-        Reason::Closed => Errno::CONNRESET,
+        Reason::Closed | Reason::Aborted => Errno::CONNRESET,
         Reason::Refused => Errno::CONNREFUSED,
-        Reason::Aborted => Errno::TIMEDOUT,
+        Reason::Silent => Errno::TIMEDOUT,
         Reason::NoDdp => Errno::CONNREFUSED,
         Reason::Violation => Errno::PROTO,
     }
@@ -107,7 +110,10 @@ impl Port {
 
     /// When [`Port::run`] has something to do, if no packet arrives before.
     pub(super) fn timeout(&self) -> Option<Duration> {
-        let idle = self.associations.values().filter_map(|a| Some(a.idle? + IDLE));
+        let idle = self
+            .associations
+            .values()
+            .filter_map(|a| Some(a.idle? + a.longest_idle));
         idle.chain(self.endpoint.timeout()).min()
     }
 
@@ -138,11 +144,23 @@ impl Port {
         self.send_packets();
     }
 
+    /// Whether peers have all that was sent.
+    pub(super) fn is_quiet(&self) -> bool {
+        let mut associations = self.associations.keys();
+        !self.lock().owe() && associations.all(|id| self.endpoint.unacknowledged(*id) == 0)
+    }
+
     /// The device ends: so do all associations.
     pub(super) fn end(&mut self, now: Duration) {
         let all: Vec<AssociationId> = self.associations.keys().copied().collect();
         all.into_iter().for_each(|id| self.endpoint.abort(id, now));
         self.send_packets();
+        self.lock().end_all(Errno::CONNABORTED);
+    }
+
+    /// The thread ends, whatever its reason is.
+    pub(super) fn abandon(&self) {
+        self.lock().end_all(Errno::CONNABORTED);
     }
 
     // Packets.
@@ -235,7 +253,7 @@ impl Port {
     fn events(&mut self, now: Duration) {
         while let Some(event) = self.endpoint.next_event() {
             match event {
-                Event::Accepted(id, peer) => self.add(id, peer),
+                Event::Accepted(id, peer) => self.add(id, peer, ACCEPTED_IDLE),
                 Event::Connected(id) => self.assign_streams(id),
                 Event::Moved(id, peer) => {
                     if let Some(association) = self.associations.get_mut(&id) {
@@ -250,7 +268,7 @@ impl Port {
         }
     }
 
-    fn add(&mut self, id: AssociationId, peer: Peer) {
+    fn add(&mut self, id: AssociationId, peer: Peer, longest_idle: Duration) {
         let local = self.source(peer.address);
         self.associations.insert(
             id,
@@ -261,6 +279,7 @@ impl Port {
                 outstanding: HashSet::new(),
                 waiting: Vec::new(),
                 idle: None,
+                longest_idle,
             },
         );
     }
@@ -269,6 +288,9 @@ impl Port {
     fn begin_wanted(&mut self, now: Duration) {
         let wanted = self.lock().take_wanted();
         for (session, remote) in wanted {
+            if self.lock().get(session).is_none_or(|session| session.is_over()) {
+                continue;
+            }
             let peer = Peer {
                 address: remote,
                 port: remote.port(),
@@ -277,8 +299,13 @@ impl Port {
                 self.lock().end(session, Errno::NOSR);
                 continue;
             };
+            if self.endpoint.is_closing(id) {
+                // The next association with this peer begins when this one has ended.
+                self.lock().want(session, remote);
+                continue;
+            }
             if !self.associations.contains_key(&id) {
-                self.add(id, peer);
+                self.add(id, peer, IDLE);
             }
             if let Some(association) = self.associations.get_mut(&id) {
                 association.waiting.push(session);
@@ -355,9 +382,14 @@ impl Port {
             });
             if is_used {
                 association.idle = None;
-            } else if association.idle.get_or_insert(now).saturating_add(IDLE) <= now {
+            } else if association
+                .idle
+                .get_or_insert(now)
+                .saturating_add(association.longest_idle)
+                <= now
+            {
                 // Once only: the end is an event.
-                association.idle = Some(Duration::MAX - IDLE);
+                association.idle = Some(Duration::MAX - association.longest_idle);
                 idle.push(*id);
             }
         }
@@ -372,7 +404,7 @@ impl Port {
     // Messages.
 
     fn take_messages(&mut self, id: AssociationId, now: Duration) {
-        while self.takes_more(id) {
+        while let Some(true) = self.takes_more(id, now) {
             for _ in 0..TAKEN_TOGETHER {
                 let Some(received) = self.endpoint.take(id, now) else {
                     return;
@@ -395,10 +427,8 @@ impl Port {
 
     /// Whether messages are taken out of the receive window. If all that were taken wait for an
     /// earlier one, that one may be among those in the window.
-    fn takes_more(&self, id: AssociationId) -> bool {
-        let Some(association) = self.associations.get(&id) else {
-            return false;
-        };
+    fn takes_more(&mut self, id: AssociationId, now: Duration) -> Option<bool> {
+        let association = self.associations.get(&id)?;
         let (mut bytes, mut is_full, mut is_readable) = (0, false, false);
         let mut sessions = self.lock();
         for id in association.sessions.values() {
@@ -408,7 +438,14 @@ impl Port {
                 is_readable |= session.is_readable();
             }
         }
-        (bytes < MOST_KEPT_BYTES && !is_full) || !is_readable
+        drop(sessions);
+        if bytes > MOST_HELD_BYTES {
+            // A peer that leaves out messages on purpose, in many sessions.
+            self.endpoint.abort(id, now);
+            self.ended(id, Errno::PROTO, now);
+            return None;
+        }
+        Some((bytes < MOST_KEPT_BYTES && !is_full) || !is_readable)
     }
 
     /// A message has come for a session, or begins one.

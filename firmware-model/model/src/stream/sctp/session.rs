@@ -17,6 +17,8 @@ const MOST_UNREAD_BYTES: usize = 4 << 20;
 /// in the receive window, which closes.
 pub(super) const MOST_KEPT_BYTES: usize = 1 << 20;
 pub(super) const MOST_KEPT: usize = 8 << 10;
+/// Bytes of an association that are kept in all: if all wait for earlier messages, more are taken.
+pub(super) const MOST_HELD_BYTES: usize = 8 << 20;
 /// Bytes that wait for the thread, or for room in the association. A message is taken while there
 /// are fewer.
 const MOST_UNSENT: usize = 256 << 10;
@@ -40,6 +42,8 @@ pub(super) struct Session {
     pub(super) is_open: bool,
     /// Messages are segments from now on.
     full_operation: bool,
+    /// The peer requested it.
+    pub(super) by_peer: bool,
     /// An Accept has passed, in either direction.
     accepted: bool,
     /// A message of session control was sent, and may not have arrived: another one must not
@@ -80,6 +84,7 @@ impl Session {
             notification,
             is_open: true,
             full_operation: false,
+            by_peer: false,
             accepted: false,
             unconfirmed: false,
             finishes: false,
@@ -149,6 +154,12 @@ impl Session {
         self.unsent.push_back((contents, numbered));
     }
 
+    /// Leaves a hole in the DDP-SSNs.
+    #[cfg(test)]
+    pub(super) fn skip_a_number(&mut self) {
+        self.outgoing.advance();
+    }
+
     /// Notes a message of session control that is sent.
     fn note_control(&mut self, message: &[u8]) {
         match function(message) {
@@ -195,6 +206,7 @@ impl Session {
     pub(super) fn taken(&mut self, contents: Contents, len: usize) {
         self.unconfirmed |= contents == Contents::SessionControl;
         self.unsent_bytes -= len;
+        self.unacknowledged += usize::from(self.finishes);
         if self.is_blocked && self.unsent_bytes < MOST_UNSENT / 2 {
             self.is_blocked = false;
             self.notify();
@@ -216,6 +228,10 @@ impl Session {
     /// The device has no stream for the session any more.
     pub(super) fn close(&mut self) {
         self.is_open = false;
+        if !self.established {
+            // It has sent nothing.
+            return self.end(Errno::CONNABORTED);
+        }
         self.drop_input();
         self.finish();
     }
@@ -229,7 +245,7 @@ impl Session {
     pub(super) fn in_flight(&self) -> usize {
         match self.ended {
             Some(_) => 0,
-            None => self.unsent_bytes + self.unacknowledged,
+            None => self.unsent_bytes + self.unacknowledged + usize::from(self.owes()),
         }
     }
 
@@ -260,6 +276,10 @@ impl Session {
         // An empty one is neither a segment nor session control.
         if message.len() <= SSN_LEN || message.len() > LONGEST_MESSAGE + SSN_LEN {
             tracing::debug!("a DDP session: a message of {} bytes", message.len());
+            return Err(Errno::PROTO);
+        }
+        // Its sender cannot have the Accept that it needs (RFC 5043 §6.2).
+        if contents == Contents::Segment && self.by_peer && !self.accepted {
             return Err(Errno::PROTO);
         }
         let could = self.incoming.front().is_some();
@@ -358,6 +378,7 @@ impl Session {
     /// The peer did what no legal sequence has: the session ends (RFC 5043 §6.1).
     pub(super) fn refuse(&mut self, errno: Errno) {
         self.fault = Some(errno);
+        self.incoming = Incoming::new(0, 0);
         self.finish();
         self.notify();
     }

@@ -93,6 +93,17 @@ impl Sessions {
         }
     }
 
+    /// Ends all sessions, and those that begin from now on.
+    pub(super) fn end_all(&mut self, errno: Errno) {
+        self.is_closed = true;
+        self.all.values_mut().for_each(|session| session.end(errno));
+    }
+
+    /// Whether a session has something to be sent.
+    pub(super) fn owe(&self) -> bool {
+        self.all.values().any(Session::owes)
+    }
+
     /// Forgets the sessions that are over and that the device has no stream for.
     pub(super) fn remove_ended(&mut self) {
         self.all
@@ -108,6 +119,11 @@ impl Sessions {
         let id = self.insert(Session::new(ends, notification));
         self.wanted.push((id, ends.remote));
         Ok(id)
+    }
+
+    /// Begins it later.
+    pub(super) fn want(&mut self, id: SessionId, remote: SocketAddr) {
+        self.wanted.push((id, remote));
     }
 
     pub(super) fn take_wanted(&mut self) -> Vec<(SessionId, SocketAddr)> {
@@ -167,6 +183,7 @@ impl Sessions {
             }
         };
         let mut session = Session::new(ends, notification);
+        session.by_peer = true;
         session.establish();
         let listening = self.listening.as_mut();
         let listening = listening.filter(|listening| listening.accepted.len() < listening.backlog);

@@ -30,6 +30,9 @@ const WAKE: u64 = u64::MAX;
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Pause of the thread after its descriptors were closed.
 const LOST: Duration = Duration::from_millis(20);
+/// The longest wait for peers at the end of the device, and the pause between two looks.
+const FINISH: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(1);
 const STACK: usize = 256 << 10;
 
 /// A port that the thread is to have.
@@ -119,6 +122,13 @@ struct Running<'a> {
     next: u64,
 }
 
+impl Drop for Running<'_> {
+    /// Also if it panics: nobody would serve the sessions.
+    fn drop(&mut self) {
+        self.ports.values().for_each(Port::abandon);
+    }
+}
+
 impl Running<'_> {
     fn new(thread: &Thread) -> Running<'_> {
         Running {
@@ -143,8 +153,22 @@ impl Running<'_> {
             }
             self.ports.retain(|_, port| !port.close_if_unused());
         }
+        self.finish();
         let now = self.begun.elapsed();
         self.ports.values_mut().for_each(|port| port.end(now));
+    }
+
+    /// The device ends: waits for a limited time until peers have what was sent.
+    fn finish(&mut self) {
+        let until = self.begun.elapsed() + FINISH;
+        loop {
+            let now = self.begun.elapsed();
+            self.ports.values_mut().for_each(|port| port.run(now));
+            if now >= until || self.ports.values().all(Port::is_quiet) {
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 
     fn take_new(&mut self) {

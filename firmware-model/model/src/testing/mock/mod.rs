@@ -406,7 +406,7 @@ impl Driver {
     }
 
     /// The next event of that kind about that object, if one is there; others stay where they are.
-    fn event_of(&self, kind: EventKind, object: u32) -> Option<Event> {
+    pub(crate) fn event_of(&self, kind: EventKind, object: u32) -> Option<Event> {
         let mut guard = self.fetch_events();
         let events = &mut guard.1;
         let found = events

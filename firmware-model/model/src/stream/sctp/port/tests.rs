@@ -123,6 +123,7 @@ impl Net {
             let settings = Settings {
                 listens: end == 1,
                 streams: 4,
+                unsent_of_stream: 64,
                 ..Settings::of_port(4000)
             };
             let socket = FakeSocket {
@@ -330,7 +331,7 @@ fn sctp_10_the_end_of_an_association_ends_its_sessions() {
     net.ports[1].end(net.now);
     net.run(5);
     for ([near, _], _) in sessions {
-        let gone = Err(StreamError::Closed(Errno::TIMEDOUT));
+        let gone = Err(StreamError::Closed(Errno::CONNRESET));
         assert_eq!(net.read(0, near), gone);
         assert_eq!(net.with(0, near, |session| session.send(b"x")), gone.map(drop));
     }
@@ -377,4 +378,97 @@ fn sctp_13_and_30_much_may_come_while_a_message_is_missing() {
         assert_eq!(fault, Ok(()), "step {step}: {sent} were sent, {read} read");
     }
     assert!(read > 5000 && most > 100 << 10, "{read} read, {most} bytes kept");
+}
+
+/// A session that always has something to send leaves others their turns.
+#[test]
+fn a_busy_session_does_not_keep_others_from_sending() {
+    let mut net = Net::new();
+    let ([busy, its_end], _) = net.accepted();
+    let others: Vec<_> = (0..3).map(|_| net.accepted().0).collect();
+    let mut arrived = [0; 3];
+    for _ in 0..400 {
+        while net.with(0, busy, |session| session.send(&[7; 1000])).is_ok() {}
+        for [near, _] in &others {
+            // Those that wait are sent later.
+            let _ = net.with(0, *near, |session| session.send(b"hello"));
+        }
+        net.run(1);
+        while let Ok(Some(_)) = net.read(1, its_end) {}
+        for ([_, far], arrived) in others.iter().zip(&mut arrived) {
+            while let Ok(Some(message)) = net.read(1, *far) {
+                assert_eq!(message, b"hello");
+                *arrived += 1;
+            }
+        }
+    }
+    assert!(arrived.iter().all(|arrived| *arrived > 300), "{arrived:?}");
+}
+
+/// An association that ends takes no session; the next one does.
+#[test]
+fn a_session_that_meets_the_end_of_its_association_begins_later() {
+    let mut net = Net::new();
+    let ([near, far], _) = net.accepted();
+    for (end, id) in [near, far].into_iter().enumerate() {
+        net.with(end, id, Session::close);
+    }
+    net.run(60);
+    let begun = net.now;
+    let closing = |net: &Net| {
+        let mut all = net.ports[0].associations.keys();
+        all.any(|id| net.ports[0].endpoint.is_closing(*id))
+    };
+    net.lose(1, true);
+    while !closing(&net) {
+        net.run(1);
+        assert!(net.now < begun + IDLE * 2, "it ends");
+    }
+    let session = net.connect();
+    assert_eq!(
+        net.with(0, session, |session| session.is_established()),
+        Ok(false)
+    );
+    net.lose(1, false);
+    net.run(500);
+    assert_eq!(net.with(0, session, |session| session.is_established()), Ok(true));
+    net.send(0, session, &control(Function::Initiate));
+    let far = net.sessions[1].lock().accept().expect("a session");
+    assert_eq!(net.read(1, far), Ok(Some(control(Function::Initiate))));
+}
+
+#[test]
+fn a_session_that_is_closed_before_it_has_streams_sends_nothing() {
+    let mut net = Net::new();
+    net.lose(0, true);
+    let session = net.connect();
+    net.with(0, session, Session::close);
+    net.lose(0, false);
+    net.run(1000);
+    assert!(net.sessions[0].lock().get(session).is_none(), "it is forgotten");
+    assert_eq!(net.directions[0].log.lock().len(), 0, "no message was sent");
+    assert_eq!(net.ports[0].associations.len(), 0, "nobody needs the association");
+}
+
+/// What waits for a message that never comes is bounded over all sessions of an association.
+#[test]
+fn a_peer_that_leaves_out_messages_in_all_sessions_is_cut_off() {
+    let mut net = Net::new();
+    let sessions: Vec<_> = (0..4).map(|_| net.accepted().0).collect();
+    for [near, _] in &sessions {
+        // The first message of each is never submitted.
+        net.with(0, *near, Session::skip_a_number);
+    }
+    let mut sent = 0;
+    while sent < 3 * MOST_HELD_BYTES && !net.ports[1].associations.is_empty() {
+        for [near, _] in &sessions {
+            while net.with(0, *near, |session| session.send(&[7; 1000])).is_ok() {
+                sent += 1000;
+            }
+        }
+        net.run(1);
+    }
+    assert!(net.ports[1].associations.is_empty(), "{sent} bytes are kept");
+    let [_, far] = sessions[0];
+    assert_eq!(net.read(1, far), Err(StreamError::Closed(Errno::PROTO)));
 }

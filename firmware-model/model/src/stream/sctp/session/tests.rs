@@ -514,3 +514,21 @@ proptest! {
         }
     }
 }
+
+/// RFC 5043 §6.2: a segment follows the Accept, which its sender must have.
+#[test]
+fn sctp_07_a_segment_before_the_accept_ends_a_session_of_the_peer() {
+    let mut passive = session();
+    passive.by_peer = true;
+    let initiate = numbered(0, &control(Function::Initiate));
+    assert_eq!(passive.arrived(Contents::SessionControl, &initiate), Ok(true));
+    assert_eq!(passive.read(), Ok(Some(control(Function::Initiate))));
+    let segment = numbered(1, b"segment");
+    assert_eq!(passive.arrived(Contents::Segment, &segment), Err(Errno::PROTO));
+    passive.send(&control(Function::Accept)).unwrap();
+    assert_eq!(passive.arrived(Contents::Segment, &segment), Ok(true));
+    // The passive end's may overtake its Accept.
+    let mut active = session();
+    active.send(&control(Function::Initiate)).unwrap();
+    assert_eq!(active.arrived(Contents::Segment, &segment), Ok(false));
+}
