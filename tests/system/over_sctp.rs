@@ -51,12 +51,13 @@ fn pingpong_with_its_data_checked() {
 fn perftest_with_exchanged_numbers_and_by_connection_manager() {
     or_skip!(installed("ib_send_bw"));
     for name in ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_atomic_lat"] {
-        for (options, identity) in [("-x 0", "iwarp"), ("-R", "iwarp"), ("-R -q 3", "roce")] {
-            // Latencies are measured with one queue pair.
-            let options = match name.ends_with("lat") {
-                true => options.replace("-q 3", ""),
-                false => options.to_owned(),
-            };
+        // Latencies are measured with one queue pair.
+        let pairs = if name.ends_with("lat") {
+            "-x 0"
+        } else {
+            "-x 0 -q 3"
+        };
+        for (options, identity) in [(pairs, "iwarp"), ("-R", "iwarp"), ("-R", "roce")] {
             over_sctp(&format!("{name} -d urnic0 -F -n 50 {options}"), identity).succeeds();
         }
     }
