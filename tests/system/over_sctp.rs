@@ -183,7 +183,10 @@ fn captures_have_the_packets() {
         let wrong = "_ws.malformed || _ws.expert.severity == \"Error\" || sctp.checksum.status == \"Bad\"";
         assert_eq!(tshark(&file, port, &["-Y", wrong]), "", "{end}");
         let indications = tshark(&file, port, &["-Y", "sctp.adaptation_layer_indication == 1"]);
-        assert_eq!(indications.lines().count(), 2, "INIT and INIT ACK: {indications}");
+        assert!(
+            indications.lines().count() >= 2,
+            "INIT and INIT ACK: {indications}"
+        );
         let control = tshark(&file, port, &["-Y", "sctp.data_payload_proto_id == 17"]);
         assert!(
             control.lines().count() >= 3,
@@ -228,11 +231,7 @@ fn connecting_to_nothing_is_refused() {
             .env("URNIC_IDENTITY", identity)
             .run_for(LIMIT);
         assert!(!ended.ok(), "{ended}");
-        assert!(
-            ended.output.contains("RDMA_CM_EVENT_REJECTED")
-                || ended.output.contains("RDMA_CM_EVENT_UNREACHABLE"),
-            "{ended}"
-        );
+        assert!(ended.output.contains("RDMA_CM_EVENT_REJECTED"), "{ended}");
         assert!(
             begun.elapsed() < Duration::from_secs(60),
             "not by a timeout of rping"
@@ -253,7 +252,8 @@ fn a_flood_of_strangers_packets_disturbs_no_session() {
     };
     let mut server = rping("-s -P -C 200").spawn();
     server.wait_until_listening(port);
-    let client = rping("-c -C 200").spawn();
+    let mut client = rping("-c -v -C 200").spawn();
+    client.wait_for_output("a ping", |text| text.contains("ping data").then_some(()));
     let mut random = Random(5043);
     let before = resident(server.pid());
     for _ in 0..40 {

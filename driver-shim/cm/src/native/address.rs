@@ -132,7 +132,8 @@ impl LocalHost {
     pub fn own_gid(&self, ip: IpAddr) -> Option<(u8, [u8; 16])> {
         let ip = ip.to_canonical();
         let of = |raw| self.table.iter().rposition(|gid| gid.raw == raw);
-        let of_family = || self.gids.iter().find(|gid| gid.ip.is_ipv4() == ip.is_ipv4());
+        let is_like = |gid: &&Gid| gid.ip.is_ipv4() == ip.is_ipv4() && !gid.ip.is_loopback();
+        let of_family = || self.gids.iter().find(is_like);
         let index = match of(gid_of(ip)) {
             None if ip.is_loopback() => of(of_family()?.raw())?,
             found => found?,

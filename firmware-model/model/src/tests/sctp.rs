@@ -283,3 +283,23 @@ fn unknown_lower_layers_are_refused() {
     let refused = near.create(Opcode::StreamConnect, &arguments);
     assert_eq!(refused, Err(Status::InvalidArgument));
 }
+
+/// As `rdma_bind_addr` reserves the port from which an id connects later.
+#[test]
+fn a_port_whose_listener_is_gone_is_free_at_once() {
+    let (near, far) = (driver(), driver());
+    let (_, address) = listening(&far, 8);
+    for _ in 0..20 {
+        let (lid, own) = listening(&near, 1);
+        near.on(Opcode::StreamUnlisten, lid).unwrap();
+        let arguments = Connect {
+            remote: address.into(),
+            local: own.into(),
+            llp: llp::SCTP.into(),
+            ..Connect::default()
+        };
+        let sid = near.create(Opcode::StreamConnect, &arguments).unwrap();
+        assert_eq!(near.await_event(EventKind::StreamConnected, sid).code.get(), 0);
+        assert_eq!(endpoints(&near, sid).0, own);
+    }
+}

@@ -11,6 +11,11 @@ use rustix::io::Errno;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The longest wait for the thread to close a port, and the pause between two looks.
+const CLOSING: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// A session.
 #[derive(Debug)]
@@ -193,5 +198,10 @@ impl Drop for SctpListener {
     fn drop(&mut self) {
         self.sessions.lock().unlisten();
         self.thread.ask();
+        // The port is free when the listener is gone, unless sessions use it.
+        let until = Instant::now() + CLOSING;
+        while self.sessions.lock().may_close() && Instant::now() < until {
+            std::thread::sleep(PAUSE);
+        }
     }
 }

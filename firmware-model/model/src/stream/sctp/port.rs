@@ -100,7 +100,7 @@ impl Port {
     /// Whether nobody uses it, and it has no association: then nothing can begin any more.
     pub(super) fn close_if_unused(&mut self) -> bool {
         let mut sessions = self.sessions.lock();
-        let closes = self.associations.is_empty() && sessions.close_if_unused();
+        let closes = sessions.close_if_unused(self.associations.is_empty());
         if closes {
             // Under the lock: the next user of the address finds the port free.
             self.socket = None;

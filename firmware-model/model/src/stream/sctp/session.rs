@@ -328,6 +328,10 @@ impl Session {
             return Err(StreamError::Closed(errno));
         }
         match self.incoming.front() {
+            // The passive end submitted it before its Accept (RFC 5043 §6.2).
+            Some(front) if front.contents == Contents::Segment && !self.accepted => {
+                Err(StreamError::Closed(Errno::PROTO))
+            }
             // A segment that came before full operation waits for it.
             Some(front) if front.contents == Contents::Segment && !self.full_operation => {
                 Err(StreamError::WouldBlock)

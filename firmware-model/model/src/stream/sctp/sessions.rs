@@ -28,6 +28,8 @@ pub(super) struct Sessions {
     /// Somebody is about to use the port, which is not closed meanwhile.
     is_reserved: bool,
     is_closed: bool,
+    /// The listener has gone, and the thread has not looked since.
+    may_close: bool,
     all: HashMap<SessionId, Session>,
     next: u64,
     /// Sessions that the device begins, with their peers.
@@ -57,6 +59,7 @@ impl Sessions {
             leaves_some: false,
             is_reserved: true,
             is_closed: false,
+            may_close: false,
             all: HashMap::new(),
             next: 0,
             wanted: Vec::new(),
@@ -74,9 +77,16 @@ impl Sessions {
         self.is_reserved
     }
 
+    /// Whether the thread must still look whether it closes the port.
+    pub(super) fn may_close(&self) -> bool {
+        self.may_close
+    }
+
     /// Closes the port, if there is neither a session nor a listener.
-    pub(super) fn close_if_unused(&mut self) -> bool {
-        self.is_closed = self.all.is_empty() && self.listening.is_none() && !self.is_reserved;
+    pub(super) fn close_if_unused(&mut self, has_no_associations: bool) -> bool {
+        self.may_close = false;
+        self.is_closed =
+            has_no_associations && self.all.is_empty() && self.listening.is_none() && !self.is_reserved;
         self.is_closed
     }
 
@@ -167,6 +177,7 @@ impl Sessions {
 
     /// Nothing is accepted any more; sessions that wait end.
     pub(super) fn unlisten(&mut self) {
+        self.may_close = true;
         if let Some(listening) = self.listening.take() {
             listening.accepted.into_iter().for_each(|id| self.close(id));
         }
