@@ -132,10 +132,10 @@ impl LocalHost {
     pub fn own_gid(&self, ip: IpAddr) -> Option<(u8, [u8; 16])> {
         let ip = ip.to_canonical();
         let of = |raw| self.table.iter().rposition(|gid| gid.raw == raw);
-        let is_like = |gid: &&Gid| gid.ip.is_ipv4() == ip.is_ipv4() && !gid.ip.is_loopback();
-        let of_family = || self.gids.iter().find(is_like);
+        let is_like = |gid: &&Gid| gid.ip.is_ipv4() == ip.is_ipv4();
+        let of_family = || self.gids.iter().filter(is_like).find_map(|gid| of(gid.raw()));
         let index = match of(gid_of(ip)) {
-            None if ip.is_loopback() => of(of_family()?.raw())?,
+            None if ip.is_loopback() => of_family()?,
             found => found?,
         };
         Some((u8::try_from(index).ok()?, self.table.get(index)?.raw))
@@ -404,6 +404,8 @@ mod tests {
         }
         assert_eq!(own(&roce, "::1"), of(5, "2001:db8::7"));
         assert_eq!(own(&roce, "10.1.2.4"), None);
+        let last = host(&["127.0.0.1", "10.1.2.3"], Identity::Roce);
+        assert_eq!(own(&last, "127.0.0.1"), of(3, "10.1.2.3"));
         let rnic = host(&all, Identity::Iwarp);
         assert_eq!(own(&rnic, "127.0.0.1"), of(2, "127.0.0.1"));
         let alone = host(&["127.0.0.1"], Identity::Roce);
