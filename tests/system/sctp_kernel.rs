@@ -126,7 +126,7 @@ impl Host {
             match event {
                 Event::Accepted(id, _) | Event::Connected(id) => self.association = Some(id),
                 Event::Readable(id) => self.take(id),
-                Event::Writable(_) | Event::Moved(..) => {}
+                Event::Moved(..) => {}
                 Event::Ended(_, reason) => (self.association, self.ended) = (None, Some(reason)),
             }
         }

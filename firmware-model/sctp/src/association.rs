@@ -33,8 +33,6 @@ pub(crate) struct Association {
     pub(crate) streams: u16,
     unsent: Unsent,
     in_flight: InFlight,
-    /// The last message did not fit.
-    full: bool,
     /// The peer was silent for too long.
     gave_up: bool,
     /// Messages were lost.
@@ -72,7 +70,6 @@ impl Association {
             streams: settings.streams,
             unsent: Unsent::default(),
             in_flight: InFlight::default(),
-            full: false,
             gave_up: false,
             is_lost: false,
             closing: false,
@@ -150,25 +147,23 @@ impl Association {
         if message.data.len() > longest || message.data.is_empty() || message.stream >= self.streams {
             return Err(SendError::Invalid);
         }
-        if self.is_closing() {
-            return Err(SendError::Ended);
-        }
-        let of_stream = self.unsent.of_stream(message.stream);
-        // A stream of which none waits always has its turn.
-        let is_full = self.unsent.bytes() >= settings.unsent && of_stream > 0;
-        if is_full || of_stream >= settings.unsent_of_stream {
-            self.full = true;
-            return Err(SendError::Full);
-        }
+        self.check_room(message.stream, settings)?;
         self.unsent.put(message);
         Ok(())
     }
 
-    /// Whether there is room again after [`SendError::Full`].
-    pub(crate) fn has_room_again(&mut self, settings: &Settings) -> bool {
-        let has_room = self.full && self.unsent.bytes() <= settings.unsent / 2;
-        self.full &= !has_room;
-        has_room
+    /// Whether a message of a stream can be taken.
+    pub(crate) fn check_room(&self, stream: u16, settings: &Settings) -> Result<(), SendError> {
+        if self.is_closing() {
+            return Err(SendError::Ended);
+        }
+        let of_stream = self.unsent.of_stream(stream);
+        // A stream of which none waits always has its turn.
+        let is_full = self.unsent.bytes() >= settings.unsent && of_stream > 0;
+        match is_full || of_stream >= settings.unsent_of_stream {
+            true => Err(SendError::Full),
+            false => Ok(()),
+        }
     }
 
     /// Ends it in order, after all messages.

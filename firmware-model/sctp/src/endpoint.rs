@@ -354,9 +354,6 @@ impl Endpoint {
                 false => Event::Connected(id),
             });
         }
-        if association.has_room_again(&self.settings) && ended.is_none() {
-            self.events.push_back(Event::Writable(id));
-        }
         let unread = association.unread();
         if unread > self.settings.unread {
             self.abort(id, now);
@@ -444,6 +441,12 @@ impl Endpoint {
         for id in ids {
             self.end(id, Reason::Refused);
         }
+    }
+
+    /// Whether [`Endpoint::send`] takes a message of a stream now.
+    pub fn has_room(&self, id: AssociationId, stream: u16) -> bool {
+        let association = self.associations.get(&id);
+        association.is_some_and(|association| association.check_room(stream, &self.settings).is_ok())
     }
 
     /// Sends a message, which has its DDP-SSN in front, unordered. Before the association is

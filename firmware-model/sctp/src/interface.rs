@@ -28,8 +28,6 @@ pub enum Event {
     Readable(AssociationId),
     /// Its peer has another UDP address now.
     Moved(AssociationId, Peer),
-    /// Room for messages to be sent was made.
-    Writable(AssociationId),
     /// It has ended, for this reason.
     Ended(AssociationId, Reason),
 }
@@ -63,7 +61,7 @@ pub enum SendError {
     /// There is no such association, or it is being ended in order.
     #[error("the SCTP association has ended")]
     Ended,
-    /// Too much waits to be sent; [`Event::Writable`] follows.
+    /// Too much waits to be sent. There is room again when the peer has acknowledged some.
     #[error("no room in the SCTP association")]
     Full,
     /// The message is longer than [may be](crate::endpoint::Endpoint::longest), or the stream does

@@ -2,7 +2,7 @@
 
 use urnic_wire::sctp::session::{Function, SessionMessage};
 
-use super::message::{Failure, Fault, bytes_of, terminate};
+use super::message::{Failure, Fault, bytes_of};
 use crate::mpa_startup::{
     Accepted, Answer, Depths, Negotiated, Offer, PrivateDataTooLong, Rejected, Settings, Time, conclude,
     request,
@@ -41,7 +41,7 @@ impl Active {
         Ok((active, initiate))
     }
 
-    /// When [`Active::expire`] is due.
+    /// When the answer is overdue.
     pub fn deadline(&self) -> Time {
         self.deadline
     }
@@ -94,11 +94,6 @@ impl Active {
         }))
     }
 
-    /// A DDP segment came before the answer.
-    pub fn segment_received(&self) -> Failure {
-        Fault::Segment.into()
-    }
-
     /// A Terminate ended the session before the answer.
     pub fn terminated(&self) -> Failure {
         Failure {
@@ -110,15 +105,5 @@ impl Active {
     /// The association ended before the answer.
     pub fn closed(&self) -> Failure {
         Fault::Closed.into()
-    }
-
-    /// Gives up: the Terminate to send.
-    pub fn cancel(&self) -> Vec<u8> {
-        terminate()
-    }
-
-    /// Checks the deadline; returns a failure once it is reached.
-    pub fn expire(&self, now: Time) -> Option<Failure> {
-        (now >= self.deadline).then(|| Fault::Timeout.into())
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes of messages to send, and the end of a session that did not begin.
+//! The bytes of messages to send, and why a session did not begin.
 
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionError, SessionMessage};
 
@@ -11,11 +11,6 @@ pub(super) fn bytes_of(message: &SessionMessage<'_>) -> Result<Vec<u8>, PrivateD
         .emit(&mut bytes)
         .map_err(|_| PrivateDataTooLong(message.private_data.len()))?;
     Ok(bytes)
-}
-
-/// The bytes of the message that ends a session.
-pub(super) fn terminate() -> Vec<u8> {
-    bytes_of(&SessionMessage::TERMINATE).unwrap_or_default()
 }
 
 /// The fault that kept a session from beginning.
@@ -35,9 +30,6 @@ pub enum Fault {
     /// The Accept of an enhanced Initiate is not enhanced, or the other way round (RFC 6581 §7).
     #[error("the peer answered in another form of session control than it was asked in")]
     Form,
-    /// The peer sent a DDP segment before the session was accepted.
-    #[error("a DDP segment came before the session was accepted")]
-    Segment,
     /// The peer refused without its program: its limit of requests, or a form or an RTR indication
     /// that it does not know (RFC 5043 §6.4).
     #[error("the peer refused the DDP session before its program saw the request")]
@@ -51,23 +43,18 @@ pub enum Fault {
     /// An enhanced Initiate, and this end is set to use RFC 5043 only.
     #[error("an enhanced DDP session was requested, and enhanced sessions are off")]
     Enhanced,
-    /// The timeout expired.
-    #[error("the DDP session did not begin in time")]
-    Timeout,
     /// The association ended first.
     #[error("the SCTP association ended before the DDP session began")]
     Closed,
 }
 
-/// The end of a session that did not begin.
+/// The end of a session that did not begin. Closing its stream sends a Terminate, unless the peer
+/// has sent one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{fault}")]
 pub struct Failure {
     /// The reason.
     pub fault: Fault,
-    /// The Terminate to send; `None` if the peer has ended the session, or cannot be reached: a
-    /// Terminate is not answered by another one.
-    pub terminate: Option<Vec<u8>>,
     /// The peer may not know RFC 6581: an unenhanced Initiate may succeed, if the ULP does not
     /// depend on the results of the enhanced one.
     pub fall_back: bool,
@@ -75,16 +62,8 @@ pub struct Failure {
 
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Failure {
-        let is_over = match fault {
-            Fault::Refused | Fault::Cancelled | Fault::Closed => true,
-            Fault::Sequence { found, .. } => found == Function::Terminate,
-            _ => false,
-        };
-        Failure {
-            fault,
-            terminate: (!is_over).then(terminate),
-            fall_back: false,
-        }
+        let fall_back = false;
+        Failure { fault, fall_back }
     }
 }
 

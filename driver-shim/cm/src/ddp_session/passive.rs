@@ -3,7 +3,7 @@
 use urnic_wire::mpa::startup::EnhancedWord;
 use urnic_wire::sctp::session::{Function, SessionMessage};
 
-use super::message::{Failure, Fault, bytes_of, terminate};
+use super::message::{Failure, Fault, bytes_of};
 use crate::mpa_startup::{Depths, Negotiated, PrivateDataTooLong, Settings, Time, answer};
 
 /// The state machine of the passive end.
@@ -45,7 +45,7 @@ impl Passive {
         }
     }
 
-    /// When [`Passive::expire`] is due. While the ULP decides there is no deadline.
+    /// When the Initiate is overdue. While the ULP decides there is no deadline.
     pub fn deadline(&self) -> Option<Time> {
         matches!(self.stage, Stage::Initiate).then_some(self.deadline)
     }
@@ -133,27 +133,14 @@ impl Passive {
         Ok(Some(reject))
     }
 
-    /// Refuses without the ULP, which has too many undecided requests or is gone: the Terminate to
-    /// send (RFC 5043 §6.4).
-    pub fn refuse(&mut self) -> Vec<u8> {
+    /// Refuses without the ULP, which has too many undecided requests or is gone: the Terminate of
+    /// the closed stream is the answer (RFC 5043 §6.4).
+    pub fn refuse(&mut self) {
         self.stage = Stage::Done;
-        terminate()
-    }
-
-    /// A DDP segment came, which an active end sends after the Accept only.
-    pub fn segment_received(&self) -> Failure {
-        Fault::Segment.into()
     }
 
     /// The association ended.
     pub fn closed(&self) -> Failure {
         Fault::Closed.into()
-    }
-
-    /// Checks the deadline; returns a failure once it is reached.
-    pub fn expire(&self, now: Time) -> Option<Failure> {
-        self.deadline()
-            .filter(|deadline| now >= *deadline)
-            .map(|_| Fault::Timeout.into())
     }
 }

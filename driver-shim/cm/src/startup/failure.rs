@@ -29,7 +29,7 @@ impl Fault {
     pub fn errno(self) -> Errno {
         use {ddp_session::Fault as Session, mpa_startup::Fault as Mpa};
         match self {
-            Fault::Mpa(Mpa::Timeout) | Fault::Session(Session::Timeout) => Errno::TIMEDOUT,
+            Fault::Mpa(Mpa::Timeout) => Errno::TIMEDOUT,
             Fault::Mpa(Mpa::Closed) | Fault::Session(Session::Closed | Session::Cancelled) => {
                 Errno::CONNRESET
             }
@@ -46,7 +46,6 @@ impl Fault {
                 Session::Message(_)
                 | Session::Sequence { .. }
                 | Session::Form
-                | Session::Segment
                 | Session::PrivateData(_)
                 | Session::Enhanced,
             ) => Errno::PROTO,

@@ -336,7 +336,7 @@ fn lines_about_sctp_do_not_speak_of_tcp() {
         Cause::NoFrame(second, Default::default()),
         Cause::Ended(Default::default()),
         Cause::NotWaiting,
-        Cause::Fault(Fault::Session(ddp_session::Fault::Timeout)),
+        Cause::Fault(Fault::Session(ddp_session::Fault::Closed)),
     ] {
         assert!(!cause.over(Llp::Sctp).to_string().contains("TCP"), "{cause}");
         assert_eq!(cause.over(Llp::Tcp).to_string(), cause.to_string());

@@ -13,7 +13,7 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use urnic_sctp::endpoint::{AssociationId, Endpoint, Event, Peer, Reason, Received, SendError};
+use urnic_sctp::endpoint::{AssociationId, Endpoint, Event, Peer, Reason, Received};
 use urnic_sync::MutexGuard;
 use urnic_wire::sctp::chunk::{Contents, SSN_LEN};
 use urnic_wire::sctp::session::Function;
@@ -261,8 +261,6 @@ impl Port {
                     }
                 }
                 Event::Readable(id) => self.take_messages(id, now),
-                // Messages are sent after the events.
-                Event::Writable(_) => {}
                 Event::Ended(id, reason) => self.ended(id, errno(reason), now),
             }
         }
@@ -508,21 +506,15 @@ impl Port {
                 let Some(session) = sessions.get(*session).filter(|session| session.owes()) else {
                     continue;
                 };
-                while let Some((contents, message)) =
-                    session.next_unsent(|| endpoint.unacknowledged_of(*id, *number) == 0)
+                let is_confirmed = |endpoint: &Endpoint| endpoint.unacknowledged_of(*id, *number) == 0;
+                while endpoint.has_room(*id, *number)
+                    && let Some((contents, message)) = session.next_unsent(|| is_confirmed(endpoint))
                 {
-                    let len = message.len();
-                    match endpoint.send(*id, (*number, contents), message.clone(), now) {
-                        Ok(()) => session.taken(contents, len),
-                        Err(SendError::Full) => {
-                            session.not_taken(contents, message);
-                            break;
-                        }
-                        Err(SendError::Ended) => break,
-                        Err(SendError::Invalid) => {
-                            session.end(Errno::MSGSIZE);
-                            break;
-                        }
+                    session.taken(contents, message.len());
+                    if endpoint.send(*id, (*number, contents), message, now).is_err() {
+                        // It is longer than a packet, or the association has ended, which is told.
+                        session.end(Errno::MSGSIZE);
+                        break;
                     }
                 }
             }

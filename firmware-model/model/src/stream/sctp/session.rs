@@ -213,11 +213,6 @@ impl Session {
         }
     }
 
-    /// The association has no room for the message now.
-    pub(super) fn not_taken(&mut self, contents: Contents, message: Vec<u8>) {
-        self.unsent.push_front((contents, message));
-    }
-
     /// Notes what the peer's SCTP has not acknowledged, if somebody waits for that.
     pub(super) fn note_unacknowledged(&mut self, count: impl FnOnce() -> usize) {
         if self.finishes {
