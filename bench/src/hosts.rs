@@ -252,7 +252,7 @@ fn streams(
     groups
 }
 
-/// DDP over SCTP, beside DDP over TCP.
+/// DDP over SCTP, compared with DDP over TCP.
 fn over_sctp(place: &Place) -> [Group; 2] {
     let sctp = place.over_sctp();
     let row = |what: &str, unit| {

@@ -1,5 +1,5 @@
 //! The SCTP of Linux (`tests/programs/sctp_peer.c`, in the guest) against itself, and against our
-//! associations without a device: `urnic_sctp` behind a UDP socket, with a session layer that
+//! associations without a device: `urnic_sctp` over a UDP socket, with a session layer that
 //! echoes what it gets.
 //!
 //! QEMU's user network translates addresses and UDP ports, as a NAT does: each end sees the other
