@@ -122,14 +122,16 @@ impl Engine {
         // Ids whose programs chose no port share an SCTP association, and so its port, unless the
         // listener is to recognise the announced one.
         let shares = llp == Llp::Sctp && id.picked && !id.spare_read;
-        let begun = match shares {
-            true => Err(Errno::ADDRINUSE),
-            false => world.device.connect(llp, remote, local, traffic_class),
+        let own = (!shares).then(|| world.device.connect(llp, remote, local, traffic_class));
+        let may_change = id.picked || !id.ports.is_empty();
+        let is_taken = |started: &Result<u32, Errno>| {
+            may_change && matches!(started, Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL))
         };
-        let started = match begun {
+        let started = match own.filter(|started| !is_taken(started)) {
+            Some(started) => started,
             // Another process has the port that the engine picked, or the TCP port of this number:
             // pick another one.
-            Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) if id.picked || !id.ports.is_empty() => {
+            None => {
                 connecting.other_port = true;
                 // The listener does not recognise the initiator that announced its own one.
                 id.spare_read = false;
@@ -137,7 +139,6 @@ impl Engine {
                     .device
                     .connect(llp, remote, with_port(local, 0), traffic_class)
             }
-            started => started,
         };
         connecting.sid = started?;
         tracing::debug!("id {handle}: connects over stream {}", connecting.sid);
