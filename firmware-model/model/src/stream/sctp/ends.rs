@@ -26,7 +26,6 @@ pub(super) struct SctpStream {
     id: SessionId,
     ends: Ends,
     notification: Arc<Descriptor>,
-    longest: usize,
     /// A message to be sent, in one piece.
     message: Vec<u8>,
 }
@@ -38,7 +37,6 @@ impl SctpStream {
         id: SessionId,
     ) -> Result<SctpStream, Errno> {
         let mut guard = sessions.lock();
-        let longest = guard.longest;
         let session = guard.get(id).ok_or(Errno::CONNRESET)?;
         let (ends, notification) = (session.ends, session.notification());
         drop(guard);
@@ -48,7 +46,6 @@ impl SctpStream {
             id,
             ends,
             notification,
-            longest,
             message: Vec::new(),
         })
     }
@@ -170,7 +167,8 @@ impl Stream for SctpStream {
     }
 
     fn mss(&self) -> u32 {
-        u32::try_from(self.longest).unwrap_or(u32::MAX)
+        let longest = self.with(|session| Ok(session.longest)).unwrap_or(0);
+        u32::try_from(longest).unwrap_or(u32::MAX)
     }
 
     fn established(&mut self) -> Result<bool, Errno> {

@@ -29,6 +29,8 @@ pub(super) struct Session {
     pub(super) ends: Ends,
     /// It has its pair of SCTP streams.
     established: bool,
+    /// The longest message, without its DDP-SSN.
+    pub(super) longest: usize,
     incoming: Incoming,
     outgoing: Outgoing,
     /// Messages, with their DDP-SSN, that the association has not taken, and their bytes.
@@ -76,6 +78,7 @@ impl Session {
         Session {
             ends,
             established: false,
+            longest: 0,
             incoming: Incoming::new(MOST_UNREAD, MOST_UNREAD_BYTES),
             outgoing: Outgoing::default(),
             unsent: VecDeque::new(),
@@ -107,9 +110,9 @@ impl Session {
         let _ = rustix::io::write(&*self.notification, &1u64.to_ne_bytes());
     }
 
-    /// It has its pair of SCTP streams.
-    pub(super) fn establish(&mut self) {
-        self.established = true;
+    /// It has its pair of SCTP streams; `longest`: the longest message, without its DDP-SSN.
+    pub(super) fn establish(&mut self, longest: usize) {
+        (self.established, self.longest) = (true, longest);
         self.notify();
     }
 

@@ -3,6 +3,7 @@
 use super::super::session::Session;
 use super::*;
 use crate::stream::StreamError;
+use crate::stream::datagram::PACKET_ROOM;
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -118,7 +119,7 @@ impl Net {
     fn new() -> Net {
         let descriptors = Descriptors::new(4096, None);
         let directions: [Arc<Direction>; 2] = Default::default();
-        let sessions = [0, 1].map(|end| Arc::new(Mutex::new(Sessions::new(address(end), 1000))));
+        let sessions = [0, 1].map(|end| Arc::new(Mutex::new(Sessions::new(address(end)))));
         let port = |end: usize| {
             let settings = Settings {
                 listens: end == 1,
