@@ -19,6 +19,18 @@ pub struct Message {
     pub placed: usize,
 }
 
+impl Message {
+    /// A message of which nothing was placed.
+    pub fn new(contents: Contents, data: Vec<u8>) -> Message {
+        let placed = 0;
+        Message {
+            contents,
+            data,
+            placed,
+        }
+    }
+}
+
 /// A message whose DDP-SSN no legal sequence has (RFC 5043 §10): the session must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutOfOrder {
@@ -84,15 +96,7 @@ impl Incoming {
         }
         self.room = self.room.checked_sub(data.len()).ok_or(OutOfOrder::Room)?;
         let data = data.to_vec();
-        let placed = 0;
-        self.waiting.insert(
-            ssn.0,
-            Message {
-                contents,
-                data,
-                placed,
-            },
-        );
+        self.waiting.insert(ssn.0, Message::new(contents, data));
         if ahead > 0 && contents == Contents::Segment {
             self.early.insert(ssn.0);
         }

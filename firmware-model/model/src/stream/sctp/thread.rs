@@ -4,7 +4,7 @@
 
 use super::super::datagram::DatagramSocket;
 use super::super::descriptor::{Descriptor, Descriptors};
-use super::packet_len;
+use super::path::packet_len;
 use super::port::Port;
 use super::sessions::{SharedSessions, new_eventfd};
 use crate::sys;
