@@ -42,6 +42,15 @@ pub enum StreamError {
     Fault,
 }
 
+/// A message that a stream gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Its bytes, without those that were placed; 0 = the peer sent FIN.
+    pub len: usize,
+    /// Bytes after these that were placed before the message's turn.
+    pub placed: usize,
+}
+
 /// The time after which TCP retransmits at the earliest (Linux: `TCP_RTO_MIN`).
 const FIRST_RETRANSMISSION: Duration = Duration::from_millis(200);
 
@@ -165,6 +174,21 @@ pub trait Stream: Send + Debug {
     /// Like [`receive`](Self::receive), into memory of our own: cheaper than one piece.
     fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
         self.receive(&mut [PieceMut::of(into)])
+    }
+
+    /// Of a stream of messages: the next message. Like [`receive_bytes`](Self::receive_bytes), but
+    /// also says which bytes [`place_early`](Self::place_early) has placed.
+    fn receive_message(&mut self, into: &mut [u8]) -> Result<Received, StreamError> {
+        let len = self.receive_bytes(into)?;
+        Ok(Received { len, placed: 0 })
+    }
+
+    /// Of a stream of messages: offers the next one that has arrived before its turn to `place`,
+    /// each only once. `place` returns the number of bytes at its end that it has placed; at its
+    /// turn the message comes without them. Returns whether there was a message.
+    fn place_early(&mut self, place: &mut dyn FnMut(&[u8]) -> usize) -> bool {
+        let _ = place;
+        false
     }
 
     /// All bytes that have arrived, if they fit into `into`, and no system call is needed. `None`:

@@ -10,6 +10,7 @@
 //! ```
 
 mod ends;
+mod path;
 mod port;
 mod session;
 mod sessions;
@@ -17,11 +18,11 @@ mod thread;
 
 use super::datagram::DatagramOptions;
 use super::descriptor::Descriptors;
-use super::{ANYWHERE, Ends, Listener, Network, Stream};
+use super::{Ends, Listener, Network, Stream};
 use crate::sys::thread_start::ThreadStart;
 use ends::{SctpListener, SctpStream};
+use path::{PACKET_LEN, own_address_towards};
 use rustix::io::Errno;
-use rustix::net::{self, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sessions::{Sessions, SharedSessions};
 use std::net::SocketAddr;
@@ -30,11 +31,7 @@ use std::sync::{Arc, Weak};
 use thread::{NewPort, Thread};
 use urnic_sctp::endpoint::Settings;
 use urnic_sync::Mutex;
-use urnic_wire::sctp::chunk::SSN_LEN;
 
-/// Bytes of an SCTP packet: with the headers of UDP and IPv6 it fits the smallest link of IPv6 (RFC
-/// 8200 §5), so also the inside of any tunnel.
-const PACKET_LEN: usize = 1280 - 48;
 /// Messages that may be in a receive window: as many as fit it, of the shortest kind.
 const MOST_UNREAD: usize = 64 << 10;
 
@@ -125,6 +122,7 @@ impl State {
             shared: false,
             ipv6_only: listens.unwrap_or(true),
             reports_refused: true,
+            long_packets: true,
         };
         let socket = sctp.network.bind_datagrams(local, options)?;
         let local = socket.local();
@@ -138,8 +136,7 @@ impl State {
             listens: listens.is_some(),
             ..Settings::of_port(local.port())
         };
-        let longest = settings.longest_message() - SSN_LEN;
-        let sessions = Arc::new(Mutex::new(Sessions::new(local, longest)));
+        let sessions = Arc::new(Mutex::new(Sessions::new(local)));
         self.ports.push(Known {
             connects: listens.is_none(),
             traffic_class,
@@ -226,22 +223,5 @@ impl Network for Sctp {
 impl Drop for Sctp {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-/// The address from which the system sends packets to a peer.
-fn own_address_towards(remote: SocketAddr) -> Result<SocketAddr, Errno> {
-    let socket = net::socket_with(
-        super::family(&remote),
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    // Nothing is sent.
-    net::connect(&socket, &remote)?;
-    let local = super::plain(net::getsockname(&socket).ok());
-    match local == ANYWHERE {
-        true => Err(Errno::NETUNREACH),
-        false => Ok(local),
     }
 }

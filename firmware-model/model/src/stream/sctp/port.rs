@@ -3,7 +3,7 @@
 //! listeners share the [`Sessions`] with it.
 
 use super::super::Ends;
-use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
+use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing};
 use super::super::descriptor::Descriptors;
 use super::session::{MOST_HELD_BYTES, MOST_KEPT, MOST_KEPT_BYTES, function};
 use super::sessions::{SessionId, Sessions, SharedSessions};
@@ -71,6 +71,11 @@ fn errno(reason: Reason) -> Errno {
     }
 }
 
+/// The longest message of a session of an association, without its DDP-SSN.
+fn longest(endpoint: &Endpoint, id: AssociationId) -> usize {
+    endpoint.longest(id).saturating_sub(SSN_LEN)
+}
+
 impl Port {
     pub(super) fn new(
         endpoint: Endpoint,
@@ -79,6 +84,7 @@ impl Port {
         descriptors: Arc<Descriptors>,
         sessions: SharedSessions,
     ) -> Port {
+        let room = socket.room();
         Port {
             endpoint,
             local: socket.local(),
@@ -87,7 +93,7 @@ impl Port {
             descriptors,
             sessions,
             associations: HashMap::new(),
-            room: vec![0; BATCH * PACKET_ROOM],
+            room: vec![0; BATCH * room],
             arrived: Vec::with_capacity(BATCH),
             sending: Vec::new(),
         }
@@ -171,7 +177,7 @@ impl Port {
         if let Some(socket) = &mut self.socket {
             socket.receive(&mut self.room, &mut arrived);
         }
-        for (packet, room) in arrived.iter().zip(self.room.chunks(PACKET_ROOM)) {
+        for (packet, room) in arrived.iter().zip(self.room.chunks(self.room.len() / BATCH)) {
             let bytes = room.get(..packet.len).unwrap_or_default();
             self.endpoint.receive(packet.source, bytes, now);
         }
@@ -318,6 +324,7 @@ impl Port {
         else {
             return;
         };
+        let longest = longest(&self.endpoint, id);
         let mut sessions = self.sessions.lock();
         for session in mem::take(&mut association.waiting) {
             let is_free = |number: &u16| {
@@ -327,7 +334,7 @@ impl Port {
             match (free, sessions.get(session)) {
                 (Some(number), Some(begun)) => {
                     association.sessions.insert(number, session);
-                    begun.establish();
+                    begun.establish(longest);
                 }
                 (None, Some(refused)) => refused.end(Errno::NOSR),
                 (_, None) => {}
@@ -471,7 +478,8 @@ impl Port {
                     local: SocketAddr::new(association.local, self.local.port()),
                     remote: association.peer.address,
                 };
-                let Some(begun) = sessions.begin(ends, &self.descriptors) else {
+                let longest = longest(&self.endpoint, id);
+                let Some(begun) = sessions.begin(ends, longest, &self.descriptors) else {
                     return;
                 };
                 if let Some(old) = association.sessions.insert(*stream, begun) {

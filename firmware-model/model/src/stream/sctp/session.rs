@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use urnic_sctp::order::{Incoming, Message, Outgoing};
-use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, SSN_LEN};
+use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, SSN_LEN, Ssn};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
 
 /// Most messages, and most bytes, of a session that have come and were not read. No peer reaches
@@ -29,6 +29,8 @@ pub(super) struct Session {
     pub(super) ends: Ends,
     /// It has its pair of SCTP streams.
     established: bool,
+    /// The longest message, without its DDP-SSN.
+    pub(super) longest: usize,
     incoming: Incoming,
     outgoing: Outgoing,
     /// Messages, with their DDP-SSN, that the association has not taken, and their bytes.
@@ -76,6 +78,7 @@ impl Session {
         Session {
             ends,
             established: false,
+            longest: 0,
             incoming: Incoming::new(MOST_UNREAD, MOST_UNREAD_BYTES),
             outgoing: Outgoing::default(),
             unsent: VecDeque::new(),
@@ -107,9 +110,9 @@ impl Session {
         let _ = rustix::io::write(&*self.notification, &1u64.to_ne_bytes());
     }
 
-    /// It has its pair of SCTP streams.
-    pub(super) fn establish(&mut self) {
-        self.established = true;
+    /// It has its pair of SCTP streams; `longest`: the longest message, without its DDP-SSN.
+    pub(super) fn establish(&mut self, longest: usize) {
+        (self.established, self.longest) = (true, longest);
         self.notify();
     }
 
@@ -256,7 +259,7 @@ impl Session {
     }
 
     /// Takes a message of the peer, with its DDP-SSN. Returns whether the next message can be read,
-    /// which could not before.
+    /// or one can be placed early, which could not before.
     ///
     /// # Errors
     /// `EPROTO`: no legal sequence has it.
@@ -277,7 +280,7 @@ impl Session {
         if contents == Contents::Segment && self.by_peer && !self.accepted {
             return Err(Errno::PROTO);
         }
-        let could = self.incoming.front().is_some();
+        let (could, had_early) = (self.incoming.front().is_some(), self.has_early());
         let inserted = self.incoming.insert(contents, message);
         inserted.map_err(|error| {
             tracing::debug!("a DDP session: {error}");
@@ -290,7 +293,25 @@ impl Session {
             self.drop_input();
             return Ok(false);
         }
-        Ok(!could && self.incoming.front().is_some())
+        Ok(!could && self.incoming.front().is_some() || !had_early && self.has_early())
+    }
+
+    fn has_early(&self) -> bool {
+        self.full_operation && self.incoming.has_early()
+    }
+
+    /// The next segment that came before its turn, each only once.
+    pub(super) fn next_early(&mut self) -> Option<(Ssn, Vec<u8>)> {
+        if !self.has_early() {
+            return None;
+        }
+        let (ssn, segment) = self.incoming.next_early()?;
+        Some((ssn, segment.to_vec()))
+    }
+
+    /// The bytes of a segment after the first `kept` ones were placed.
+    pub(super) fn note_placed(&mut self, ssn: Ssn, kept: usize) {
+        self.incoming.note_placed(ssn, kept);
     }
 
     /// Reads and drops what has come.
@@ -344,13 +365,13 @@ impl Session {
     }
 
     /// Reads the next message; `None`: the peer's last one.
-    pub(super) fn read(&mut self) -> Result<Option<Vec<u8>>, StreamError> {
+    pub(super) fn read(&mut self) -> Result<Option<Message>, StreamError> {
         let is_message = self.peek()?;
         let Some(message) = self.incoming.take() else {
             return Ok(None);
         };
         self.note_read(&message);
-        Ok(is_message.then_some(message.data))
+        Ok(is_message.then_some(message))
     }
 
     /// Bytes that have come and were not read.

@@ -4,6 +4,7 @@
 
 use super::super::datagram::DatagramSocket;
 use super::super::descriptor::{Descriptor, Descriptors};
+use super::path::packet_len;
 use super::port::Port;
 use super::sessions::{SharedSessions, new_eventfd};
 use crate::sys;
@@ -179,7 +180,9 @@ impl Running<'_> {
             {
                 tracing::error!(%errno, "a UDP port cannot be watched");
             }
-            let endpoint = Endpoint::new(new.settings, new.random);
+            let mut endpoint = Endpoint::new(new.settings, new.random);
+            let local = new.socket.local().ip();
+            endpoint.measure_paths(move |remote| packet_len(remote, local));
             let descriptors = self.thread.descriptors.clone();
             let port = Port::new(endpoint, new.socket, new.traffic_class, descriptors, new.sessions);
             self.ports.insert(self.next, port);
