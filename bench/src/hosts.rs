@@ -253,8 +253,8 @@ fn streams(
     groups
 }
 
-/// Streams whose congestion control is CUBIC: that of the host may be another, as BBR, which takes the
-/// pauses of a receiver for those of the network.
+/// Streams whose congestion control is CUBIC: that of the host may be another, as BBR, which takes
+/// the pauses of a receiver for those of the network.
 fn with_cubic(place: &Place) -> Vec<Group> {
     let is_network = place.is_two_hosts();
     let made = Rc::new(OnceCell::new());

@@ -72,8 +72,8 @@ impl Place {
         }
     }
 
-    /// The same as [`Place::two_hosts`], where TCP's congestion control is CUBIC (RFC 9438), whatever the
-    /// host's is.
+    /// The same as [`Place::two_hosts`], where TCP's congestion control is CUBIC (RFC 9438),
+    /// whatever the host's is.
     pub(crate) fn with_cubic() -> Measured<Self> {
         let netns = Netns::two()?;
         Netns::join(&netns);
