@@ -54,7 +54,7 @@ impl Layout for Immediate {}
 /// The reserved bytes of a congestion notification packet.
 impl Layout for [u8; 16] {}
 
-/// RDMA extended transport header (§9.3.3): the memory of a Write or Read.
+/// RDMA extended transport header: the memory of a Write or Read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reth {
     /// Address of the first byte.
@@ -65,7 +65,7 @@ pub struct Reth {
     pub length: u32,
 }
 
-/// Atomic extended transport header (§9.3.4).
+/// Atomic extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicEth {
     /// Address of the 8 bytes.
@@ -78,7 +78,7 @@ pub struct AtomicEth {
     pub compare: u64,
 }
 
-/// Datagram extended transport header (§9.3.2).
+/// Datagram extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deth {
     /// The Q_Key, which must be that of the receiving queue pair.
@@ -87,7 +87,7 @@ pub struct Deth {
     pub source_qpn: u32,
 }
 
-/// Acknowledge extended transport header (§9.3.5).
+/// Acknowledge extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
     /// Whether the packet acknowledges, and what it says of receives.
@@ -96,7 +96,7 @@ pub struct Aeth {
     pub msn: u32,
 }
 
-/// The syndrome of an [`Aeth`] (§9.7.5.2.1).
+/// The syndrome of an [`Aeth`] (§9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
     /// A positive acknowledgement.
@@ -112,7 +112,7 @@ pub enum Syndrome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credits(u8);
 
-/// The codes of a negative acknowledgement (§9.7.5.2.2).
+/// The codes of a negative acknowledgement (§9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NakCode {
