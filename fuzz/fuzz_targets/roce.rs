@@ -4,7 +4,9 @@
 
 use core::net::SocketAddr;
 use libfuzzer_sys::fuzz_target;
-use urnic_wire::roce::{Ends, ICRC_LEN, MAX_HEADER_LEN, MAX_TRAILER_LEN, Opcode, PacketError, parse, seal};
+use urnic_wire::roce::{
+    Ends, ICRC_LEN, MAX_HEADER_LEN, MAX_TRAILER_LEN, Opcode, PacketError, parse, parse_numbered, seal,
+};
 
 /// A packet of each opcode, whose ICRC the target makes.
 fn seeds() -> Vec<Vec<u8>> {
@@ -39,6 +41,7 @@ fuzz_target!(init: urnic_fuzz::plant(seeds()), |packet: &[u8]| {
             again[at..at + payload.len()].copy_from_slice(payload);
             let len = seal(&mut again, at + payload.len(), &ends);
             assert_eq!(parse(&again[..len], &ends), Ok((header, payload)));
+            assert_eq!(parse_numbered(&again[..len], &ends), Ok((header, payload)));
         }
         Err(error) => drop(error.to_string()),
     }

@@ -16,6 +16,7 @@ mod error;
 mod extended;
 mod grh;
 mod icrc;
+mod identification;
 mod opcode;
 mod packet;
 mod psn;
@@ -28,7 +29,8 @@ pub use grh::{GRH_LEN, grh};
 pub use icrc::{Ends, ICRC_LEN};
 pub use opcode::{Extended, Opcode, Position, Service};
 pub use packet::{
-    DEFAULT_PKEY, Header, MAX_HEADER_LEN, MAX_TRAILER_LEN, MULTICAST_QPN, UDP_PORT, parse, psn_of, seal,
+    DEFAULT_PKEY, Header, MAX_HEADER_LEN, MAX_TRAILER_LEN, MULTICAST_QPN, UDP_PORT, parse, parse_numbered,
+    psn_of, seal,
 };
 pub use psn::Psn;
 pub use timers::{local_ack_timeout_ns, rnr_timer_ns};

@@ -313,6 +313,93 @@ fn sequence_numbers_are_a_circle_of_24_bits() {
     assert_eq!(Psn::new(5).after(u32::MAX), Psn::new(4));
 }
 
+/// Packets of Linux's rdma_rxe (6.1), which numbers them by the IPv4 identification.
+#[test]
+fn packets_with_an_identification_are_taken_if_it_explains_the_icrc() {
+    let ends = Ends {
+        source: SocketAddr::from(([10, 0, 2, 15], 51175)),
+        destination: SocketAddr::from(([10, 0, 2, 2], UDP_PORT)),
+    };
+    // Their identifications are 0xfb6e, 0xfb6f and 0xfb77.
+    let packets: [&[u8]; 3] = [
+        &hex!("0c00ffff 00000077 80000000 00007f0000000010 00001234 00000000 7d01c50a"),
+        &hex!(
+            "1400ffff 00000077 80000001 00007f0000000000 00001234 0000000000000005 0000000000000000 cde4fd10"
+        ),
+        &hex!(
+            "1400ffff 00000077 8000000b 00007f0000000000 00001234 0000000000000005 0000000000000000 0371479b"
+        ),
+    ];
+    for packet in packets {
+        assert_eq!(parse(packet, &ends), Err(PacketError::Icrc));
+        let (header, _) = parse_numbered(packet, &ends).expect("a packet of rdma_rxe");
+        assert_eq!(header.destination_qpn, 0x77);
+        // One bit in another place is not explained by an identification.
+        for bit in 0..packet.len() * 8 {
+            let mut wrong = packet.to_vec();
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                bit / 8 == 4 || parse_numbered(&wrong, &ends).is_err(),
+                "bit {bit}"
+            );
+        }
+    }
+}
+
+/// CRC-32, bit by bit, of a packet between [`ends`] with this identification.
+fn icrc_with(identification: u16, packet: &[u8]) -> [u8; 4] {
+    let udp_len = (8 + packet.len() + ICRC_LEN) as u16;
+    let (id, ip_len, udp_len) = (identification.to_be_bytes(), udp_len + 20, udp_len.to_be_bytes());
+    let header = [
+        &[0xff; 8][..],
+        &hex!("45ff"),
+        &ip_len.to_be_bytes(),
+        &id,
+        &hex!("4000 ff11 ffff 0a010203 0a010204 c000 12b7"),
+        &udp_len,
+        &hex!("ffff"),
+        &packet[..4],
+        &hex!("ff"),
+        &packet[5..],
+    ];
+    let mut crc = u32::MAX;
+    for byte in header.concat() {
+        crc ^= u32::from(byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 };
+        }
+    }
+    (!crc).to_le_bytes()
+}
+
+#[test]
+fn any_identification_is_found_at_any_length() {
+    let header = Header::new(0x11, Psn::new(5), sent(Transfer::SendOnly(None)));
+    for (len, id) in (0..4200)
+        .step_by(97)
+        .zip((0..=u16::MAX).step_by(1499))
+        .chain([(4096, 0), (8900, 1)])
+    {
+        let payload = vec![0xa5; len];
+        let mut packet = emitted(&header, &payload);
+        let covered = packet.len() - ICRC_LEN;
+        let check = icrc_with(id, &packet[..covered]);
+        assert_eq!(check == packet[covered..], id == 0, "identification {id}");
+        packet[covered..].copy_from_slice(&check);
+        assert_eq!(
+            parse_numbered(&packet, &ends()),
+            Ok((header, &payload[..])),
+            "{len} bytes, {id}"
+        );
+        // No identification is in an IPv6 header.
+        let v6 = Ends {
+            source: "[2001:db8::1]:49152".parse().unwrap(),
+            destination: "[2001:db8::2]:4791".parse().unwrap(),
+        };
+        assert_eq!(parse_numbered(&packet, &v6), Err(PacketError::Icrc));
+    }
+}
+
 /// The packets as tshark reads them: a line each of these fields.
 fn dissected(packets: &[Vec<u8>], fields: &[&str]) -> String {
     let folder = std::env::temp_dir().join(format!("urnic-roce-{}", std::process::id()));
