@@ -10,7 +10,7 @@ use crate::build::tree;
 use crate::sources::{WORKSPACES, manifest, members};
 
 /// The crates of the product, bottom first. A crate depends on crates above it in this list only.
-const LAYERS: [&str; 22] = [
+const LAYERS: [&str; 23] = [
     "sync",
     "sys",
     "wire",
@@ -25,6 +25,7 @@ const LAYERS: [&str; 22] = [
     "verbs-api/testkit",
     "verbs-api/device-checks",
     "firmware-model/sctp",
+    "firmware-model/roce",
     "firmware-model/model",
     "firmware-model/serve",
     "driver-shim/process",

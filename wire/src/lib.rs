@@ -1,7 +1,6 @@
 //! The frames of iWARP: MPA (RFC 5044, RFC 6581 and the 2007 RTR frame), DDP (RFC 5041), also over
-//! SCTP (RFC 5043), RDMAP (RFC 5040) and its extensions (RFC 7306); the packets of RoCE v2's
-//! unreliable datagrams, and the management datagrams of InfiniBand's communication manager that
-//! are in them.
+//! SCTP (RFC 5043), RDMAP (RFC 5040) and its extensions (RFC 7306); the packets of RoCE v2, and the
+//! management datagrams of InfiniBand's communication manager that are in its datagrams.
 //!
 //! This crate contains only formats. A frame is parsed into a `Copy` value of native integers,
 //! emitted from it, or shown as one line by its `Display`; no function does I/O, keeps state,
@@ -16,7 +15,7 @@
 //!
 //! SCTP      DDP-SSN(2) ULPDU, or a message that begins or ends a session   [sctp]
 //!
-//! UDP       BTH(12) DETH(8) immediate(0|4) payload pad(0-3) ICRC(4)   [roce]
+//! UDP       BTH(12) extended headers(0-28) payload pad(0-3) ICRC(4)   [roce]
 //! payload   management datagram of a communication manager            [mad]
 //! ```
 //!

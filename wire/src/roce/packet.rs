@@ -1,7 +1,12 @@
-//! A packet: the base transport header (§9.2 of the InfiniBand Architecture Specification), the
-//! datagram extended transport header (§9.3.3), immediate data (§9.3.7), payload, pad and ICRC.
+//! A packet: the base transport header (§9.2 of the InfiniBand Architecture Specification),
+//! extended transport headers (§9.3), payload, pad and ICRC.
 
+use super::body::Body;
+use super::error::PacketError;
 use super::icrc::{Ends, ICRC_LEN, icrc};
+use super::identification;
+use super::opcode::{Extended, Opcode};
+use super::psn::Psn;
 use core::fmt;
 use core::mem::offset_of;
 use zerocopy::byteorder::big_endian::{U16, U32};
@@ -15,11 +20,16 @@ pub const MULTICAST_QPN: u32 = 0xff_ffff;
 /// The only P_Key of an Ethernet port.
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-const SEND_ONLY: u8 = 0x64;
-const SEND_ONLY_WITH_IMMEDIATE: u8 = 0x65;
-const SOLICITED: u8 = 0x80;
-const PAD_SHIFT: u8 = 4;
-const VERSION: u8 = 0x0f;
+mod flags {
+    pub(super) const SOLICITED: u8 = 0x80;
+    pub(super) const MIGRATED: u8 = 0x40;
+    pub(super) const PAD_SHIFT: u8 = 4;
+    pub(super) const PAD: u8 = 3;
+    pub(super) const VERSION: u8 = 0x0f;
+}
+const FECN: u32 = 1 << 31;
+const BECN: u32 = 1 << 30;
+const ACK_REQUEST: u32 = 1 << 31;
 const QPN_MASK: u32 = 0xff_ffff;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -29,92 +39,87 @@ struct Layout {
     /// Solicited event, migration, pad count, transport version.
     flags: u8,
     pkey: U16,
-    /// 8 bits reserved, 24 bits destination.
+    /// FECN, BECN, 6 bits reserved, 24 bits destination.
     destination_qpn: U32,
     /// Acknowledge request, 7 bits reserved, 24 bits.
     psn: U32,
-    qkey: U32,
-    /// 8 bits reserved, 24 bits source.
-    source_qpn: U32,
 }
 
 const LAYOUT_LEN: usize = size_of::<Layout>();
-const IMMEDIATE_LEN: usize = 4;
-const _: () = assert!(LAYOUT_LEN == 20);
+const _: () = assert!(LAYOUT_LEN == 12);
 
-/// Most bytes in front of the payload.
-pub const MAX_HEADER_LEN: usize = LAYOUT_LEN + IMMEDIATE_LEN;
+/// Most bytes in front of the payload: those of an atomic operation.
+pub const MAX_HEADER_LEN: usize = LAYOUT_LEN + Extended::ATOMIC_ETH.buffer_len();
 /// Most bytes beyond the payload: pad and ICRC.
 pub const MAX_TRAILER_LEN: usize = 3 + ICRC_LEN;
 
-/// The headers of a datagram.
+/// The headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The receiver requests an event for the datagram.
+    /// SE: the receiver requests an event for the message.
     pub solicited: bool,
+    /// M, the migration state. Without automatic path migration it has no meaning.
+    pub migrated: bool,
     /// The partition.
     pub pkey: u16,
+    /// FECN: a switch on the way had a full queue. The ICRC does not cover this bit.
+    pub fecn: bool,
+    /// BECN: a packet of the other direction had FECN. The ICRC does not cover this bit.
+    pub becn: bool,
     /// The queue pair that receives it, 24 bits, or [`MULTICAST_QPN`].
     pub destination_qpn: u32,
-    /// Packet sequence number, 24 bits.
-    pub psn: u32,
-    /// The Q_Key, which must be that of the receiving queue pair.
-    pub qkey: u32,
-    /// The queue pair that sent it, 24 bits.
-    pub source_qpn: u32,
-    /// Immediate data, as the sender's program gave it.
-    pub immediate: Option<[u8; IMMEDIATE_LEN]>,
-}
-
-/// Why a packet is not a datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PacketError {
-    /// The packet ends within its headers, or its pad is longer than its payload.
-    #[error("the packet has {0} bytes, too few for its headers")]
-    Length(usize),
-    /// Another opcode than those of UD.
-    #[error("opcode {0:#04x} is not one of UD")]
-    Opcode(u8),
-    /// Another transport version than 0.
-    #[error("transport version {0} instead of 0")]
-    Version(u8),
-    /// The invariant CRC is wrong.
-    #[error("the ICRC is wrong")]
-    Icrc,
+    /// A: the responder shall acknowledge the packet.
+    pub ack_request: bool,
+    /// Packet sequence number.
+    pub psn: Psn,
+    /// The opcode and the extended headers.
+    pub body: Body,
 }
 
 impl Header {
+    /// A header with the default P_Key and all flags clear.
+    pub const fn new(destination_qpn: u32, psn: Psn, body: Body) -> Self {
+        Self {
+            solicited: false,
+            migrated: false,
+            pkey: DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            destination_qpn,
+            ack_request: false,
+            psn,
+            body,
+        }
+    }
+
     /// Bytes of the headers.
     #[inline]
     pub fn buffer_len(&self) -> usize {
-        LAYOUT_LEN + self.immediate.map_or(0, |immediate| immediate.len())
+        LAYOUT_LEN + self.body.opcode().extended().buffer_len()
     }
 
-    /// Writes the headers of a datagram with `payload_len` bytes of payload to the front of
-    /// `buffer`; returns their length. The payload belongs right after, then comes [`seal`].
+    /// Writes the headers of a packet with `payload_len` bytes of payload to the front of `buffer`;
+    /// returns their length. The payload belongs right after, then comes [`seal`].
     ///
     /// # Panics
     /// If `buffer` is shorter than [`Self::buffer_len`].
     pub fn emit(&self, buffer: &mut [u8], payload_len: usize) -> usize {
-        let opcode = match self.immediate {
-            None => SEND_ONLY,
-            Some(_) => SEND_ONLY_WITH_IMMEDIATE,
-        };
-        let solicited = if self.solicited { SOLICITED } else { 0 };
+        let flag = |set: bool, flag: u32| if set { flag } else { 0 };
+        let flags =
+            flag(self.solicited, flags::SOLICITED.into()) | flag(self.migrated, flags::MIGRATED.into());
+        let congestion = flag(self.fecn, FECN) | flag(self.becn, BECN);
         let layout = Layout {
-            opcode,
-            flags: solicited | (pad(payload_len) as u8) << PAD_SHIFT,
+            opcode: self.body.opcode().value(),
+            flags: flags as u8 | (pad(payload_len) as u8) << flags::PAD_SHIFT,
             pkey: self.pkey.into(),
-            destination_qpn: (self.destination_qpn & QPN_MASK).into(),
-            psn: (self.psn & QPN_MASK).into(),
-            qkey: self.qkey.into(),
-            source_qpn: (self.source_qpn & QPN_MASK).into(),
+            destination_qpn: (congestion | self.destination_qpn & QPN_MASK).into(),
+            psn: (flag(self.ack_request, ACK_REQUEST) | self.psn.number()).into(),
         };
-        buffer[..LAYOUT_LEN].copy_from_slice(layout.as_bytes());
-        if let Some(immediate) = self.immediate {
-            buffer[LAYOUT_LEN..MAX_HEADER_LEN].copy_from_slice(&immediate);
-        }
-        self.buffer_len()
+        let len = self.buffer_len();
+        let (base, extended) = buffer[..len].split_at_mut(LAYOUT_LEN);
+        base.copy_from_slice(layout.as_bytes());
+        self.body.emit(extended);
+        len
     }
 }
 
@@ -138,61 +143,94 @@ pub fn seal(packet: &mut [u8], len: usize, ends: &Ends) -> usize {
 }
 
 /// Parses a packet that was received from and at these addresses; returns its headers and payload.
+/// Reserved bits have no meaning on receipt. The IPv4 identification of the packet is 0.
 ///
 /// # Errors
-/// [`PacketError`], the first in the order of its variants.
+/// [`PacketError`]: the first one in the packet, and [`PacketError::Icrc`] only without another.
 pub fn parse<'p>(packet: &'p [u8], ends: &Ends) -> Result<(Header, &'p [u8]), PacketError> {
+    checked(packet, ends, |_, difference| difference == [0; ICRC_LEN])
+}
+
+/// Parses a packet as [`parse`] does, of a peer whose packets may have any IPv4 identification: the
+/// ICRC detects fewer errors then.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_numbered<'p>(packet: &'p [u8], ends: &Ends) -> Result<(Header, &'p [u8]), PacketError> {
+    let is_v4 = ends.source.ip().to_canonical().is_ipv4();
+    checked(packet, ends, |covered, difference| {
+        difference == [0; ICRC_LEN] || is_v4 && identification::explains(difference, covered)
+    })
+}
+
+/// Parses a packet; `is_right` decides by the number of bytes before the ICRC, and by the bits in
+/// which the ICRC differs from the computed one.
+fn checked<'p>(
+    packet: &'p [u8],
+    ends: &Ends,
+    is_right: impl Fn(usize, [u8; ICRC_LEN]) -> bool,
+) -> Result<(Header, &'p [u8]), PacketError> {
     let short = PacketError::Length(packet.len());
     let (layout, rest) = Layout::ref_from_prefix(packet).map_err(|_| short)?;
-    let (rest, check) = rest.split_last_chunk::<ICRC_LEN>().ok_or(short)?;
-    let (immediate, rest) = match layout.opcode {
-        SEND_ONLY => (None, rest),
-        SEND_ONLY_WITH_IMMEDIATE => {
-            let (immediate, rest) = rest.split_first_chunk().ok_or(short)?;
-            (Some(*immediate), rest)
-        }
-        other => return Err(PacketError::Opcode(other)),
-    };
-    let pad = usize::from(layout.flags >> PAD_SHIFT & 3);
+    let (mut rest, check) = rest.split_last_chunk::<ICRC_LEN>().ok_or(short)?;
+    let opcode = Opcode::new(layout.opcode).ok_or(PacketError::Opcode(layout.opcode))?;
+    let body = Body::parse(opcode, &mut rest, packet.len())?;
+    let pad = usize::from(layout.flags >> flags::PAD_SHIFT & flags::PAD);
     let payload_len = rest.len().checked_sub(pad).ok_or(short)?;
     let payload = rest.get(..payload_len).ok_or(short)?;
-    if layout.flags & VERSION != 0 {
-        return Err(PacketError::Version(layout.flags & VERSION));
+    if !packet.len().is_multiple_of(4) || !(opcode.has_payload() || rest.is_empty()) {
+        return Err(short);
     }
-    if icrc(&packet[..packet.len() - ICRC_LEN], ends) != *check {
+    if layout.flags & flags::VERSION != 0 {
+        return Err(PacketError::Version(layout.flags & flags::VERSION));
+    }
+    let covered = packet.len() - ICRC_LEN;
+    let computed = u32::from_ne_bytes(icrc(&packet[..covered], ends));
+    let difference = (computed ^ u32::from_ne_bytes(*check)).to_ne_bytes();
+    if !is_right(covered, difference) {
         return Err(PacketError::Icrc);
     }
+    let (destination_qpn, psn) = (layout.destination_qpn.get(), layout.psn.get());
     let header = Header {
-        solicited: layout.flags & SOLICITED != 0,
+        solicited: layout.flags & flags::SOLICITED != 0,
+        migrated: layout.flags & flags::MIGRATED != 0,
         pkey: layout.pkey.get(),
-        destination_qpn: layout.destination_qpn.get() & QPN_MASK,
-        psn: layout.psn.get() & QPN_MASK,
-        qkey: layout.qkey.get(),
-        source_qpn: layout.source_qpn.get() & QPN_MASK,
-        immediate,
+        fecn: destination_qpn & FECN != 0,
+        becn: destination_qpn & BECN != 0,
+        destination_qpn: destination_qpn & QPN_MASK,
+        ack_request: psn & ACK_REQUEST != 0,
+        psn: Psn::new(psn),
+        body,
     };
     Ok((header, payload))
 }
 
 /// The PSN of a packet of which perhaps only the beginning is left, as after an error of the
 /// network. Nothing is checked.
-pub fn psn_of(beginning: &[u8]) -> Option<u32> {
+pub fn psn_of(beginning: &[u8]) -> Option<Psn> {
     let word = beginning.get(offset_of!(Layout, psn)..)?.first_chunk()?;
-    Some(u32::from_be_bytes(*word) & QPN_MASK)
+    Some(Psn::new(u32::from_be_bytes(*word)))
 }
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "UD Send from qp 0x{:06x} to qp 0x{:06x}, psn {}, qkey 0x{:08x}",
-            self.source_qpn, self.destination_qpn, self.psn, self.qkey
+            "{} to qp 0x{:06x}, psn {}{}",
+            self.body.opcode(),
+            self.destination_qpn,
+            self.psn,
+            self.body
         )?;
-        if let Some(immediate) = self.immediate {
-            write!(f, ", immediate 0x{:08x}", u32::from_be_bytes(immediate))?;
-        }
-        if self.solicited {
-            f.write_str(", solicited")?;
+        for (set, name) in [
+            (self.ack_request, "ack requested"),
+            (self.solicited, "solicited"),
+            (self.fecn, "FECN"),
+            (self.becn, "BECN"),
+        ] {
+            if set {
+                write!(f, ", {name}")?;
+            }
         }
         Ok(())
     }

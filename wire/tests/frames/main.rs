@@ -15,6 +15,7 @@ mod marker;
 mod properties;
 mod rdmap;
 mod roce;
+mod roce_connections;
 mod sctp;
 mod startup;
 mod terminate;

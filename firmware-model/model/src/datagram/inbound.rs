@@ -12,10 +12,17 @@ use std::net::SocketAddr;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
-use urnic_wire::roce::{Ends, GRH_LEN, Header, MULTICAST_QPN, grh, parse};
+use urnic_wire::roce::{Body, Deth, Ends, GRH_LEN, Immediate, MULTICAST_QPN, grh, parse};
 
 /// The hop limit in the GRH: the socket does not report the packet's hop limit.
 const HOP_LIMIT: u8 = 64;
+
+/// What the completion of a receive has of a datagram's headers.
+struct Datagram {
+    deth: Deth,
+    immediate: Option<Immediate>,
+    solicited: bool,
+}
 
 impl Engine {
     /// Takes all packets that have arrived.
@@ -119,19 +126,26 @@ impl Engine {
             Some(_) => MULTICAST_QPN,
             None => env.qp.label,
         };
-        let (header, payload) = match parse(packet, &ends) {
-            Ok((header, payload)) if header.destination_qpn == expected => (header, payload),
-            _ => {
-                env.counters.add(Counter::RxDatagramErrors, 1);
-                return;
-            }
+        let Ok((header, payload)) = parse(packet, &ends) else {
+            env.counters.add(Counter::RxDatagramErrors, 1);
+            return;
         };
-        if header.qkey != self.qkey {
+        let (Body::Datagram(deth, immediate), true) = (header.body, header.destination_qpn == expected)
+        else {
+            env.counters.add(Counter::RxDatagramErrors, 1);
+            return;
+        };
+        let datagram = Datagram {
+            deth,
+            immediate,
+            solicited: header.solicited,
+        };
+        if deth.qkey != self.qkey {
             env.counters.add(Counter::QkeyViolations, 1);
             return;
         }
         let is_to_group = group.is_some() && self.blocks_own_multicast;
-        if is_to_group && header.source_qpn == env.qp.label && self.is_own(incoming.source) {
+        if is_to_group && deth.source_qpn == env.qp.label && self.is_own(incoming.source) {
             return;
         }
         let route = grh(
@@ -141,7 +155,7 @@ impl Engine {
             HOP_LIMIT,
             incoming.traffic_class,
         );
-        if let Err(Overflow) = self.deliver(&header, &route, payload, ends.source, env) {
+        if let Err(Overflow) = self.deliver(&datagram, &route, payload, ends.source, env) {
             self.fail(QpFault::CqOverflow, env);
         }
     }
@@ -158,7 +172,7 @@ impl Engine {
     /// Puts a datagram into the next receive.
     fn deliver(
         &mut self,
-        header: &Header,
+        datagram: &Datagram,
         route: &[u8; GRH_LEN],
         payload: &[u8],
         source: SocketAddr,
@@ -195,16 +209,16 @@ impl Engine {
         let mut cqe = env.qp.cqe(self.wqe.cookie, WcOpcode::Recv, WcStatus::Success);
         let mut flags = CqeFlags::DATAGRAM;
         flags.set(CqeFlags::IPV6, source.is_ipv6());
-        if let Some(immediate) = header.immediate {
+        if let Some(immediate) = datagram.immediate {
             cqe.extra = immediate;
             flags |= CqeFlags::WITH_IMM;
         }
-        if header.solicited {
+        if datagram.solicited {
             flags |= CqeFlags::SOLICITED;
         }
         cqe.flags = flags.bits();
         cqe.byte_len = (len as u32).into();
-        cqe.source_qpn = header.source_qpn.into();
+        cqe.source_qpn = datagram.deth.source_qpn.into();
         cqe.source_port = u32::from(source.port()).into();
         env.counters.add(Counter::RxDatagrams, 1);
         self.recv_cq.push(cqe, env)

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use urnic_device::command::QpStatus;
 use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
-use urnic_wire::roce::psn_of;
+use urnic_wire::roce::{Psn, psn_of};
 
 /// The parts of a queue pair of kind UD.
 pub(crate) struct DatagramParams {
@@ -61,7 +61,7 @@ pub(crate) struct Engine {
     state: QpState,
     qkey: u32,
     /// Number of the next packet.
-    psn: u32,
+    psn: Psn,
     sockets: Vec<Box<dyn DatagramSocket>>,
     groups: Vec<Membership>,
     max_payload: usize,
@@ -86,7 +86,7 @@ impl Engine {
             recv_cq: Completions::new(params.recv_cq),
             state: QpState::Reset,
             qkey: 0,
-            psn: 0,
+            psn: Psn::default(),
             sockets: params.sockets,
             groups: Vec::new(),
             max_payload: params.max_payload,
@@ -145,7 +145,7 @@ impl Engine {
         self.rq = self.rq.anew();
         self.staged = Staged::default();
         self.state = QpState::Reset;
-        (self.qkey, self.psn) = (0, 0);
+        (self.qkey, self.psn) = (0, Psn::default());
         self.groups.clear();
     }
 
@@ -255,7 +255,8 @@ fn refused(qid: u32, errno: Errno, packet: &[u8], env: &mut Env<'_>) {
     };
     let code = u16::try_from(errno.raw_os_error()).unwrap_or_default();
     let event = Event::new(EventKind::DatagramRefused, qid);
-    env.effects.event(event.with_code(code).with_data(psn.into()));
+    env.effects
+        .event(event.with_code(code).with_data(psn.number().into()));
 }
 
 // Packets that wait for the sockets, and their requests.

@@ -18,7 +18,7 @@ use urnic_device::event::QpFault;
 use urnic_device::stream::ip_of;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{DatagramAddress, Opcode, SendFlags};
-use urnic_wire::roce::{DEFAULT_PKEY, Ends, Header, seal};
+use urnic_wire::roce::{Body, Deth, Ends, Header, Psn, seal};
 
 /// The bit of a request's Q_Key that selects the Q_Key of the queue pair (IBTA vol. 1 §10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
@@ -127,17 +127,16 @@ impl Engine {
             .socket_for(source)
             .filter(|_| may_send(&self.config, source, destination.ip()));
         let len = self.payload_len(wqe).ok_or(WcStatus::LocLenErr)?;
-        let header = Header {
-            solicited: wqe.flags.contains(SendFlags::SOLICITED),
-            pkey: DEFAULT_PKEY,
-            destination_qpn: address.qpn.get(),
-            psn,
+        let deth = Deth {
             qkey: match address.qkey.get() {
                 qkey if qkey & OWN_QKEY == 0 => qkey,
                 _ => self.qkey,
             },
             source_qpn: env.qp.label,
-            immediate,
+        };
+        let header = Header {
+            solicited: wqe.flags.contains(SendFlags::SOLICITED),
+            ..Header::new(address.qpn.get(), psn, Body::Datagram(deth, immediate))
         };
         let at = header.emit(place, len);
         let payload = place.get_mut(at..at + len).ok_or(WcStatus::LocLenErr)?;
@@ -158,9 +157,9 @@ impl Engine {
     }
 
     /// The number of the next request's packet. Each request has one, so that the driver knows it.
-    fn next_psn(&mut self) -> u32 {
+    fn next_psn(&mut self) -> Psn {
         let psn = self.psn;
-        self.psn = psn.wrapping_add(1);
+        self.psn = psn.after(1);
         psn
     }
 

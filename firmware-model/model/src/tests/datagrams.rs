@@ -15,7 +15,7 @@ use urnic_device::stream::{BindDatagrams, DatagramPort, Endpoint, Multicast, bin
 use urnic_device::vocabulary::{Access, QpKind, QpState, WcStatus};
 use urnic_device::wqe::{DatagramAddress, RecvHeader, SendFlags, SendHeader, Sge};
 use urnic_faults::Network;
-use urnic_wire::roce::{DEFAULT_PKEY, Ends, GRH_LEN, Header, parse, seal};
+use urnic_wire::roce::{Body, Deth, Ends, GRH_LEN, Header, Psn, parse, seal};
 use zerocopy::{FromZeros, IntoBytes};
 
 const QKEY: u32 = 0x1111_1111;
@@ -345,15 +345,11 @@ fn ud_12_hostile_packets_harm_nothing() {
     port.post_recv(&driver, 1, 100);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port.port));
-    let header = Header {
-        solicited: false,
-        pkey: DEFAULT_PKEY,
-        destination_qpn: port.qpn(),
-        psn: 0,
+    let deth = Deth {
         qkey: QKEY,
         source_qpn: 3,
-        immediate: None,
     };
+    let header = Header::new(port.qpn(), Psn::default(), Body::Datagram(deth, None));
     let ends = Ends {
         source: socket.local_addr().unwrap(),
         destination: to,
