@@ -61,10 +61,10 @@ impl Table {
         connection.is_between(route, ids).then_some(connection)
     }
 
-    /// The connection whose peer has not told its number yet.
+    /// The connection that awaits the answer to its REQ. Its peer has not told its number yet.
     pub(super) fn find_requested(&mut self, route: Route, id: u32) -> Option<&mut Connection> {
         let connection = self.connections.get_mut(&id)?;
-        (connection.route == route && connection.remote.is_none()).then_some(connection)
+        (connection.route == route && connection.state == State::ReqSent).then_some(connection)
     }
 
     /// The connection that has this number at its peer.

@@ -60,6 +60,36 @@ fn cmc_03_a_connection_begins_and_ends() {
     }
 }
 
+/// Both ends of the connection are in one table.
+#[test]
+fn cmc_03_an_adapter_connects_to_itself() {
+    let mut both = End::new(settings(0xc), CLIENT, CLIENT);
+    let active = both.connect();
+    let deliver = |both: &mut End| {
+        let mad = both.only();
+        both.receive(&mad);
+    };
+    deliver(&mut both);
+    let (passive, _) = both.event();
+    both.accept(passive);
+    deliver(&mut both);
+    assert_eq!(both.event().0, active);
+    both.ready(active);
+    deliver(&mut both);
+    assert_eq!(name(&both.event().1), "ESTABLISHED");
+    let (rtr, _) = both.connections.rtr(active).unwrap();
+    let (rts, _) = both.connections.rts(passive).unwrap();
+    assert_eq!((rtr.dest_qpn, rtr.rq_psn), (SERVER_QPN, rts.sq_psn));
+    both.connections.disconnect(both.now, active).unwrap();
+    both.drain();
+    deliver(&mut both);
+    assert_eq!(both.event().0, passive);
+    deliver(&mut both);
+    assert_eq!(both.event().0, active);
+    both.pass(Duration::from_secs(1));
+    assert_eq!(both.connections.table.sizes(), (0, [0; 4]));
+}
+
 #[test]
 fn cmc_01_a_request_of_rdma_cm_has_the_fields_that_a_kernel_sends() {
     let mut client = End::client();
@@ -470,6 +500,22 @@ fn cmc_11_a_request_of_a_connected_queue_pair_ends_the_stale_connection() {
     again.connect();
     pair.server.receive(&again.only());
     assert_eq!(name(&pair.server.event().1), "CONNECT_REQUEST");
+}
+
+#[test]
+fn cmc_11_a_rejected_connection_in_time_wait_takes_no_acceptance() {
+    let mut client = End::client();
+    let id = client.connect();
+    let reply = messages::from_peer(&client, id, "REP");
+    let mut stale = messages::from_peer(&client, id, "REJ");
+    if let Message::Reject(reject) = &mut stale.message {
+        reject.reason = RejectReason::STALE_CONNECTION;
+    }
+    client.receive(&stale);
+    assert_eq!(name(&client.event().1), "REJECTED");
+    client.receive(&reply);
+    assert_eq!(client.state(id), Some(State::TimeWait));
+    assert!(client.events.is_empty());
 }
 
 #[test]
