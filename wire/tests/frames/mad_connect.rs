@@ -1,6 +1,7 @@
 //! Messages about connections of the communication manager. The vectors are written by hand from
-//! the tables of the specification's §12.6, each line a row or word of the table.
+//! the tables of the specification's §12.6, except two messages of Linux.
 
+use core::net::IpAddr;
 use hex_literal::hex;
 use proptest::prelude::*;
 use urnic_wire::mad::*;
@@ -22,15 +23,19 @@ fn bytes_of(attribute: u8, bytes: &[u8], private_at: usize, fill: u8) -> Vec<u8>
     all
 }
 
+fn emitted(mad: &Mad) -> Vec<u8> {
+    let mut bytes = vec![0xaa; MAD_LEN];
+    assert_eq!(mad.emit(&mut bytes), mad.buffer_len());
+    bytes
+}
+
 #[track_caller]
 fn is_both_ways(message: Message, bytes: &[u8]) {
     let mad = Mad {
         transaction_id: TRANSACTION_ID,
         message,
     };
-    let mut emitted = vec![0xaa; MAD_LEN];
-    assert_eq!(mad.emit(&mut emitted), mad.buffer_len());
-    assert_eq!(emitted, bytes, "{mad}");
+    assert_eq!(emitted(&mad), bytes, "{mad}");
     assert_eq!(parse(bytes), Ok(mad));
 }
 
@@ -287,6 +292,67 @@ fn a_message_about_a_connection_is_one_line() {
         assert_eq!(line(message), format!("{expected}{of_transaction}"));
     }
     assert_eq!(RejectReason(33).to_string(), "reason 33");
+}
+
+/// The REQ of Linux 6.1's rping over rdma_rxe, from 10.0.2.15 to port 7174 of 10.0.2.2.
+#[test]
+fn cmc_01_a_request_of_linux_is_parsed() {
+    let mut bytes = hex!(
+        "01070203 0000 0000 0000000297a60323 0010 0000 00000000"
+        "2303a697 00000000 0000000001061c06 505400fffe123456 00000000 00000000"
+        "00001301 00000001 000000a0 91d3ffa7 ffff 37 f0"
+        "ffff ffff 00000000000000000000ffff0a00020f 00000000000000000000ffff0a000202"
+        "0174c000 00 40 00 98"
+    )
+    .to_vec();
+    bytes.resize(164, 0);
+    bytes.extend(hex!(
+        "0040 83fa 000000000000000000000000 0a00020f 000000000000000000000000 0a000202"
+    ));
+    bytes.resize(MAD_LEN, 0);
+    let mad = parse(&bytes).unwrap();
+    let Message::Connect(request) = mad.message else {
+        panic!("{mad}");
+    };
+    assert_eq!(request.service_id, service_id(0x0106, 7174));
+    assert_eq!((request.qpn, request.starting_psn), (0x13, 0x91_d3ff));
+    assert_eq!((request.responder_resources, request.initiator_depth), (1, 1));
+    let timeouts = (request.remote_response_timeout, request.local_response_timeout);
+    assert_eq!((timeouts, request.max_cm_retries), ((20, 20), 15));
+    assert_eq!((request.retry_count, request.rnr_retry_count), (7, 7));
+    assert_eq!(
+        (request.transport_service, request.path_mtu),
+        (TransportService::RC, 3)
+    );
+    let path = request.primary_path;
+    assert_eq!(
+        (path.flow_label, path.hop_limit, path.ack_timeout),
+        (0x0174c, 64, 19)
+    );
+    assert_eq!((path.local_lid, path.subnet_local), (PERMISSIVE_LID, false));
+    let addressing = IpAddressing::parse(&request.private_data).unwrap();
+    assert_eq!(addressing.source, IpAddr::from([10, 0, 2, 15]));
+    assert_eq!(addressing.source_port, 0x83fa);
+    assert_eq!(emitted(&mad), bytes);
+}
+
+/// The REP of Linux 6.1's rping over rdma_rxe.
+#[test]
+fn cmc_01_a_reply_of_linux_is_parsed() {
+    let mut bytes = hex!(
+        "01070203 0000 0000 02c04d60c0709a70 0013 0000 00000000"
+        "2403a697 c4525351 00000000 00001500 00000000 59f0cf00 01 01 78 e0 505400fffe123456"
+    )
+    .to_vec();
+    bytes.resize(MAD_LEN, 0);
+    let mad = parse(&bytes).unwrap();
+    let Message::ConnectReply(reply) = mad.message else {
+        panic!("{mad}");
+    };
+    assert_eq!((reply.ids.local, reply.ids.remote), (0x2403_a697, 0xc452_5351));
+    assert_eq!((reply.qpn, reply.starting_psn), (0x15, 0x59_f0cf));
+    assert_eq!((reply.target_ack_delay, reply.rnr_retry_count), (15, 7));
+    assert_eq!(emitted(&mad), bytes);
 }
 
 proptest! {
