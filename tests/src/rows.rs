@@ -26,7 +26,7 @@ const CRATES: [&str; 7] = [
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.
-const PARTS: [(&str, &str); 16] = [
+const PARTS: [(&str, &str); 17] = [
     ("MPA", "MPA (RFC 5044)"),
     ("EMPA", "Enhanced MPA (RFC 6581)"),
     (
@@ -49,6 +49,10 @@ const PARTS: [(&str, &str); 16] = [
     (
         "CMU",
         "rdma_cm for datagrams (InfiniBand Architecture Specification vol. 1: IBTA)",
+    ),
+    (
+        "CMC",
+        "The communication manager's connections (InfiniBand Architecture Specification vol. 1: IBTA)",
     ),
     ("CMP", "Ports of rdma_cm connections"),
     ("SHM", "Peers on the same host"),

@@ -14,14 +14,14 @@ const IPV4: u8 = 0x40;
 const IPV6: u8 = 0x60;
 const IPV4_LEN: usize = 4;
 
-/// The addresses of a query. Both have the same family.
+/// The addresses of a request: SIDR_REQ or REQ. Both have the same family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpAddressing {
     /// The port of the requester's id.
     pub source_port: u16,
     /// The requester's address.
     pub source: IpAddr,
-    /// The address that is queried.
+    /// The address that the request is for.
     pub destination: IpAddr,
 }
 

@@ -88,7 +88,9 @@ fn cmu_02_other_management_datagrams_are_refused() {
     assert_eq!(changed(2, 1), Err(MadError::Version(1, 1)));
     assert_eq!(changed(1, 3), Err(MadError::Class(3)));
     assert_eq!(changed(3, 0x81), Err(MadError::Method(0x81)));
-    assert_eq!(changed(17, 0x10), Err(MadError::Attribute(0x10)));
+    for attribute in [0x0f, 0x1b] {
+        assert_eq!(changed(17, attribute), Err(MadError::Attribute(attribute.into())));
+    }
     for len in [0, 1, 24, MAD_LEN - 1] {
         assert_eq!(parse(&good[..len]), Err(MadError::Length(len)));
     }

@@ -11,6 +11,7 @@ mod ddp;
 mod display;
 mod fpdu;
 mod mad;
+mod mad_connect;
 mod marker;
 mod properties;
 mod rdmap;

@@ -296,6 +296,8 @@ impl Engine {
                 };
                 self.asked(world, inquiry);
             }
+            // Only a device that carries InfiniBand's reliable connections has a use for them.
+            _ => tracing::debug!("a message from {} about a connection: {mad}", arrival.remote),
         }
     }
 

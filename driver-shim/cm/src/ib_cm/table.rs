@@ -1,0 +1,168 @@
+//! The connections of one end, by their numbers at both ends, and how many there may be.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use urnic_wire::mad::CommIds;
+
+use super::connection::{Connection, Remote, State};
+use super::peer::{Numbered, Route};
+use super::settings::Limits;
+
+#[derive(Debug)]
+pub(super) struct Table {
+    limits: Limits,
+    connections: HashMap<u32, Connection>,
+    /// By the peer's number: finds repeated REQs.
+    by_remote_id: HashMap<Numbered, u32>,
+    /// By the peer's queue pair: finds stale connections. Without those in TimeWait.
+    by_remote_qp: HashMap<Numbered, u32>,
+    per_peer: HashMap<IpAddr, usize>,
+    /// Connections in the state [`State::ReqRcvd`].
+    undecided: usize,
+}
+
+impl Table {
+    pub(super) fn new(limits: Limits) -> Table {
+        Table {
+            limits,
+            connections: HashMap::new(),
+            by_remote_id: HashMap::new(),
+            by_remote_qp: HashMap::new(),
+            per_peer: HashMap::new(),
+            undecided: 0,
+        }
+    }
+
+    /// Whether one more connection with a peer is within the limits.
+    pub(super) fn has_room(&self, peer: IpAddr) -> bool {
+        let with_peer = self.per_peer.get(&peer).copied().unwrap_or(0);
+        self.connections.len() < self.limits.connections && with_peer < self.limits.per_peer
+    }
+
+    /// Whether one more request may wait for its program.
+    pub(super) fn has_room_for_undecided(&self) -> bool {
+        self.undecided < self.limits.undecided
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Connection> {
+        self.connections.get(&id)
+    }
+
+    /// A connection. Its state and its peer's numbers are changed by [`enter`](Self::enter) and
+    /// [`learn`](Self::learn).
+    pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut Connection> {
+        self.connections.get_mut(&id)
+    }
+
+    /// The connection that a message of the peer is about.
+    pub(super) fn find(&mut self, route: Route, ids: CommIds) -> Option<&mut Connection> {
+        let connection = self.connections.get_mut(&ids.remote)?;
+        connection.is_between(route, ids).then_some(connection)
+    }
+
+    /// The connection that awaits the answer to its REQ. Its peer has not told its number yet.
+    pub(super) fn find_requested(&mut self, route: Route, id: u32) -> Option<&mut Connection> {
+        let connection = self.connections.get_mut(&id)?;
+        (connection.route == route && connection.state == State::ReqSent).then_some(connection)
+    }
+
+    /// The connection that has this number at its peer.
+    pub(super) fn with_remote_id(&self, remote_id: &Numbered) -> Option<u32> {
+        self.by_remote_id.get(remote_id).copied()
+    }
+
+    /// The connection of this queue pair of a peer.
+    pub(super) fn with_remote_qp(&self, remote_qp: &Numbered) -> Option<u32> {
+        self.by_remote_qp.get(remote_qp).copied()
+    }
+
+    /// Adds a connection; its number is unused.
+    pub(super) fn insert(&mut self, connection: Connection) {
+        let id = connection.comm_id;
+        *self.per_peer.entry(connection.route.remote).or_default() += 1;
+        self.undecided += usize::from(connection.state == State::ReqRcvd);
+        self.index(&connection);
+        self.connections.insert(id, connection);
+    }
+
+    /// The peer of a connection told its numbers.
+    pub(super) fn learn(&mut self, id: u32, remote: Remote) {
+        let Some(mut connection) = self.connections.remove(&id) else {
+            return;
+        };
+        self.unindex(&connection);
+        connection.remote = Some(remote);
+        self.index(&connection);
+        self.connections.insert(id, connection);
+    }
+
+    /// A connection changes its state.
+    pub(super) fn enter(&mut self, id: u32, state: State) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        self.undecided -= usize::from(connection.state == State::ReqRcvd);
+        self.undecided += usize::from(state == State::ReqRcvd);
+        connection.state = state;
+        if state == State::TimeWait
+            && let Some(remote_qp) = connection.remote_qp()
+            && self.by_remote_qp.get(&remote_qp) == Some(&id)
+        {
+            self.by_remote_qp.remove(&remote_qp);
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: u32) -> Option<Connection> {
+        let connection = self.connections.remove(&id)?;
+        self.undecided -= usize::from(connection.state == State::ReqRcvd);
+        let peer = connection.route.remote;
+        if let Some(with_peer) = self.per_peer.get_mut(&peer) {
+            *with_peer -= 1;
+            if *with_peer == 0 {
+                self.per_peer.remove(&peer);
+            }
+        }
+        self.unindex(&connection);
+        Some(connection)
+    }
+
+    fn index(&mut self, connection: &Connection) {
+        let id = connection.comm_id;
+        if let Some(remote_id) = connection.remote_id() {
+            self.by_remote_id.insert(remote_id, id);
+        }
+        if let Some(remote_qp) = connection.remote_qp() {
+            self.by_remote_qp.insert(remote_qp, id);
+        }
+    }
+
+    /// A newer connection may have the same numbers after this one went to TimeWait: then the entry
+    /// is the newer one's.
+    fn unindex(&mut self, connection: &Connection) {
+        let id = connection.comm_id;
+        if let Some(remote_id) = connection.remote_id()
+            && self.by_remote_id.get(&remote_id) == Some(&id)
+        {
+            self.by_remote_id.remove(&remote_id);
+        }
+        if let Some(remote_qp) = connection.remote_qp()
+            && self.by_remote_qp.get(&remote_qp) == Some(&id)
+        {
+            self.by_remote_qp.remove(&remote_qp);
+        }
+    }
+
+    /// The number of connections, and that of entries in each index, for tests of leaks.
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> (usize, [usize; 4]) {
+        let peers = self.per_peer.values().sum();
+        let indices = [
+            self.by_remote_id.len(),
+            self.by_remote_qp.len(),
+            peers,
+            self.undecided,
+        ];
+        (self.connections.len(), indices)
+    }
+}
