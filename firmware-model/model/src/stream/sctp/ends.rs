@@ -12,6 +12,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use urnic_wire::sctp::chunk::MIN_MULPDU;
 
 /// The longest wait for the thread to close a port, and the pause between two looks.
 const CLOSING: Duration = Duration::from_millis(200);
@@ -25,7 +26,6 @@ pub(super) struct SctpStream {
     id: SessionId,
     ends: Ends,
     notification: Arc<Descriptor>,
-    longest: usize,
     /// A message to be sent, in one piece.
     message: Vec<u8>,
 }
@@ -37,7 +37,6 @@ impl SctpStream {
         id: SessionId,
     ) -> Result<SctpStream, Errno> {
         let mut guard = sessions.lock();
-        let longest = guard.longest;
         let session = guard.get(id).ok_or(Errno::CONNRESET)?;
         let (ends, notification) = (session.ends, session.notification());
         drop(guard);
@@ -47,7 +46,6 @@ impl SctpStream {
             id,
             ends,
             notification,
-            longest,
             message: Vec::new(),
         })
     }
@@ -136,7 +134,10 @@ impl Stream for SctpStream {
     }
 
     fn mss(&self) -> u32 {
-        u32::try_from(self.longest).unwrap_or(u32::MAX)
+        let longest = self.with(|session| Ok(session.longest()));
+        longest.map_or(u32::from(MIN_MULPDU), |longest| {
+            u32::try_from(longest).unwrap_or(u32::MAX)
+        })
     }
 
     fn established(&mut self) -> Result<bool, Errno> {

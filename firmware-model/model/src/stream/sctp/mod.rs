@@ -9,7 +9,9 @@
 //!          lock, eventfds                        the thread's
 //! ```
 
+mod endpoint;
 mod ends;
+mod over_udp;
 mod port;
 mod session;
 mod sessions;
@@ -19,7 +21,9 @@ use super::datagram::DatagramOptions;
 use super::descriptor::Descriptors;
 use super::{ANYWHERE, Ends, Listener, Network, Stream};
 use crate::sys::thread_start::ThreadStart;
+use endpoint::Endpoint;
 use ends::{SctpListener, SctpStream};
+use over_udp::UdpEndpoint;
 use rustix::io::Errno;
 use rustix::net::{self, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -30,7 +34,6 @@ use std::sync::{Arc, Weak};
 use thread::{NewPort, Thread};
 use urnic_sctp::endpoint::Settings;
 use urnic_sync::Mutex;
-use urnic_wire::sctp::chunk::SSN_LEN;
 
 /// Bytes of an SCTP packet: with the headers of UDP and IPv6 it fits the smallest link of IPv6 (RFC
 /// 8200 §5), so also the inside of any tunnel.
@@ -138,19 +141,19 @@ impl State {
             listens: listens.is_some(),
             ..Settings::of_port(local.port())
         };
-        let longest = settings.longest_message() - SSN_LEN;
-        let sessions = Arc::new(Mutex::new(Sessions::new(local, longest)));
+        let sessions = Arc::new(Mutex::new(Sessions::new(local)));
         self.ports.push(Known {
             connects: listens.is_none(),
             traffic_class,
             local,
             sessions: Arc::downgrade(&sessions),
         });
+        let endpoint = move || -> Box<dyn Endpoint> {
+            let library = urnic_sctp::endpoint::Endpoint::new(settings, random);
+            Box::new(UdpEndpoint::new(library, socket, traffic_class))
+        };
         self.thread(sctp)?.add(NewPort {
-            socket,
-            settings,
-            random,
-            traffic_class,
+            endpoint: Box::new(endpoint),
             sessions: sessions.clone(),
         });
         Ok(sessions)

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use urnic_sctp::order::{Incoming, Message, Outgoing};
-use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, SSN_LEN};
+use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, MIN_MULPDU, SSN_LEN};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
 
 /// Most messages, and most bytes, of a session that have come and were not read. No peer reaches
@@ -29,6 +29,8 @@ pub(super) struct Session {
     pub(super) ends: Ends,
     /// It has its pair of SCTP streams.
     established: bool,
+    /// The longest message of its association, without its DDP-SSN.
+    longest: usize,
     incoming: Incoming,
     outgoing: Outgoing,
     /// Messages, with their DDP-SSN, that the association has not taken, and their bytes.
@@ -76,6 +78,7 @@ impl Session {
         Session {
             ends,
             established: false,
+            longest: MIN_MULPDU.into(),
             incoming: Incoming::new(MOST_UNREAD, MOST_UNREAD_BYTES),
             outgoing: Outgoing::default(),
             unsent: VecDeque::new(),
@@ -107,15 +110,22 @@ impl Session {
         let _ = rustix::io::write(&*self.notification, &1u64.to_ne_bytes());
     }
 
-    /// It has its pair of SCTP streams.
-    pub(super) fn establish(&mut self) {
+    /// It has its pair of SCTP streams, of an association whose longest message, with its DDP-SSN,
+    /// this is.
+    pub(super) fn establish(&mut self, longest: usize) {
         self.established = true;
+        self.longest = longest.saturating_sub(SSN_LEN).max(MIN_MULPDU.into());
         self.notify();
     }
 
     /// Whether it can begin; an error ends the attempt.
     pub(super) fn is_established(&self) -> Result<bool, Errno> {
         self.ended.map_or(Ok(self.established), Err)
+    }
+
+    /// The longest message; the shortest that there may be, while it is not established.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
     }
 
     pub(super) fn enter_full_operation(&mut self) {

@@ -21,8 +21,6 @@ pub(super) type SharedSessions = Arc<Mutex<Sessions>>;
 pub(super) struct Sessions {
     /// The address to which the port is bound.
     pub(super) local: SocketAddr,
-    /// The longest message, without its DDP-SSN.
-    pub(super) longest: usize,
     /// Messages were left in receive windows, because so many are not read.
     pub(super) leaves_some: bool,
     /// Somebody is about to use the port, which is not closed meanwhile.
@@ -52,10 +50,9 @@ pub(super) fn new_eventfd(descriptors: &Arc<Descriptors>) -> Result<Descriptor, 
 }
 
 impl Sessions {
-    pub(super) fn new(local: SocketAddr, longest: usize) -> Sessions {
+    pub(super) fn new(local: SocketAddr) -> Sessions {
         Sessions {
             local,
-            longest,
             leaves_some: false,
             is_reserved: true,
             is_closed: false,
@@ -183,9 +180,15 @@ impl Sessions {
         }
     }
 
-    /// A peer begins a session. If nobody can accept it, its only answer is a Terminate (RFC 5043
-    /// §6.4). `None`: not even that.
-    pub(super) fn begin(&mut self, ends: Ends, descriptors: &Arc<Descriptors>) -> Option<SessionId> {
+    /// A peer begins a session on an association with this [longest](Session::establish) message.
+    /// If nobody can accept it, its only answer is a Terminate (RFC 5043 §6.4). `None`: not even
+    /// that.
+    pub(super) fn begin(
+        &mut self,
+        ends: Ends,
+        longest: usize,
+        descriptors: &Arc<Descriptors>,
+    ) -> Option<SessionId> {
         let notification = match new_eventfd(descriptors) {
             Ok(notification) => Arc::new(notification),
             Err(errno) => {
@@ -195,7 +198,7 @@ impl Sessions {
         };
         let mut session = Session::new(ends, notification);
         session.by_peer = true;
-        session.establish();
+        session.establish(longest);
         let listening = self.listening.as_mut();
         let listening = listening.filter(|listening| listening.accepted.len() < listening.backlog);
         match listening {

@@ -17,7 +17,7 @@ fn session() -> Session {
     };
     let notification = new_eventfd(&Descriptors::new(1, None)).unwrap();
     let mut session = Session::new(ends, Arc::new(notification));
-    session.establish();
+    session.establish(1000);
     session
 }
 
