@@ -18,7 +18,7 @@ use crate::time::Nanos;
 use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrAny};
+use rustix::net::{self, AddressFamily, SocketAddrAny, SocketFlags, SocketType};
 use same_host::LocalPeer;
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -318,5 +318,17 @@ fn family(address: &SocketAddr) -> AddressFamily {
     match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
+    }
+}
+
+/// The address from which the system sends packets to a peer.
+fn own_address_towards(remote: SocketAddr) -> Result<SocketAddr, Errno> {
+    let socket = net::socket_with(family(&remote), SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // Nothing is sent.
+    net::connect(&socket, &remote)?;
+    let local = plain(net::getsockname(&socket).ok());
+    match local == ANYWHERE {
+        true => Err(Errno::NETUNREACH),
+        false => Ok(local),
     }
 }

@@ -7,6 +7,9 @@ use std::time::Duration;
 use urnic_sctp::endpoint::{AssociationId, Event, Peer, Received};
 use urnic_wire::sctp::chunk::Contents;
 
+/// Makes an endpoint, in the thread that has it.
+pub(super) type MakeEndpoint = Box<dyn FnOnce() -> Box<dyn Endpoint> + Send>;
+
 /// The associations of one SCTP port, and what carries their packets. It takes messages from peers
 /// only if they keep the rules of RFC 5043 for an association; those of a session are the port's.
 pub(super) trait Endpoint {

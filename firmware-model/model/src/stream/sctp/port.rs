@@ -104,7 +104,8 @@ impl Port {
         idle.chain(self.endpoint.timeout()).min()
     }
 
-    /// Takes what has arrived, does what is due and what the device asked for, and sends the answers.
+    /// Takes what has arrived, does what is due and what the device asked for, and sends the
+    /// answers.
     pub(super) fn run(&mut self, now: Duration) {
         let listens = self.lock().is_listening();
         self.endpoint.set_listening(listens);
@@ -414,9 +415,8 @@ impl Port {
                         session.next_unsent(|| endpoint.unacknowledged_of(*id, *number) == 0)
                 {
                     session.taken(contents, message.len());
-                    if endpoint.send(*id, (*number, contents), message, now).is_err() {
-                        // It is longer than a packet, or the association has ended, which is told.
-                        session.end(Errno::MSGSIZE);
+                    if let Err(errno) = endpoint.send(*id, (*number, contents), message, now) {
+                        session.end(errno);
                         break;
                     }
                 }

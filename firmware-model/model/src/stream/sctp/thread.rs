@@ -1,9 +1,9 @@
-//! The thread that has the SCTP ports of a device: it waits for what peers send, for what is due, and
-//! for what streams and listeners ask for. The library's associations cannot go from one thread to
-//! another.
+//! The thread that has the SCTP ports of a device: it waits for what peers send, for what is due,
+//! and for what streams and listeners ask for. The library's associations cannot go from one thread
+//! to another.
 
 use super::super::descriptor::{Descriptor, Descriptors};
-use super::endpoint::Endpoint;
+use super::endpoint::MakeEndpoint;
 use super::port::Port;
 use super::sessions::{SharedSessions, new_eventfd};
 use crate::sys;
@@ -37,8 +37,7 @@ const STACK: usize = 256 << 10;
 
 /// A port that the thread is to have.
 pub(super) struct NewPort {
-    /// Makes its endpoint, in the thread.
-    pub(super) endpoint: Box<dyn FnOnce() -> Box<dyn Endpoint> + Send>,
+    pub(super) endpoint: MakeEndpoint,
     pub(super) sessions: SharedSessions,
 }
 
