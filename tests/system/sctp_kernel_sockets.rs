@@ -56,6 +56,14 @@ fn both(server: Task, client: Task) -> (String, String) {
     (server, client)
 }
 
+/// The number of associations that programs in the guest have begun.
+#[track_caller]
+fn associations(guest: &Guest) -> u32 {
+    let printed = guest.start("grep SctpActiveEstabs /proc/net/sctp/snmp").success();
+    let count = printed.split_whitespace().nth(1).map(str::parse);
+    count.expect("a count").expect("a number")
+}
+
 #[test]
 fn two_programs_connect_by_the_kernels_sctp() {
     let guest = or_skip!(Guest::borrowed());
@@ -69,22 +77,14 @@ fn two_programs_connect_by_the_kernels_sctp() {
     let (_, client) = both(server, client);
     assert_eq!(count(&client, "ping data: rdma-ping-"), 20, "{client}");
 
-    // Connections from one address share an association, and its end is one in order.
-    let ended = "awk '/SctpShutdowns|SctpAborteds|SctpActiveEstabs/ {print $1, $2}' /proc/net/sctp/snmp";
-    let counted = guest.start(ended).success();
+    // Connections from one address share an association.
+    let begun = associations(&guest);
     let server = guest.sctp_listener(&kernel(&format!("ucmatose -p {port} -c 4 -C 8 -S 3000")));
     let client = guest.start(&kernel(&format!(
         "ucmatose -s {GUEST} -p {port} -c 4 -C 8 -S 3000"
     )));
     both(server, client);
-    let counts = |printed: &str, name: &str| -> u32 {
-        let line = printed.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|count| count.trim().parse().ok())
-            .unwrap_or_else(|| panic!("{name}: {printed}"))
-    };
-    let now = guest.start(ended).success();
-    let more = |name| counts(&now, name) - counts(&counted, name);
-    assert_eq!(more("SctpActiveEstabs"), 1, "{counted}{now}");
+    assert_eq!(associations(&guest), begun + 1);
     assert_eq!(fragments(&guest), before);
 }
 
@@ -93,12 +93,15 @@ fn queue_pairs_connect_by_exchanged_numbers() {
     let guest = or_skip!(Guest::borrowed());
     let _peer = or_skip!(with_plugin(&guest));
     let port = guest.port;
+    let begun = associations(&guest);
     let options = "-g 1 -n 100 -s 20000 -c";
     let line = kernel(&format!("ibv_rc_pingpong -p {port} {options}"));
     let server = guest.listener(&line);
     let client = guest.start(&kernel(&format!("ibv_rc_pingpong -p {port} {options} {GUEST}")));
     let (_, client) = both(server, client);
     assert_eq!(count(&client, "100 iters"), 1, "{client}");
+    // Both ends may connect at once.
+    assert!(associations(&guest) > begun, "over TCP: {client}");
 }
 
 #[test]
@@ -164,6 +167,21 @@ fn an_association_without_ddp_is_aborted() {
     guest.stop();
     let (_, server) = server.ends();
     assert_eq!(count(&server, "received"), 0, "{server}");
+}
+
+#[test]
+fn an_association_with_ordered_messages_is_aborted() {
+    let guest = or_skip!(Guest::borrowed());
+    let peer = or_skip!(with_plugin(&guest));
+    let port = guest.port;
+    let server = guest.sctp_listener(&kernel(&format!("rping -s -p {port} -C 1 -S 100")));
+    let line = format!("{peer} active {GUEST} {port} rping 1 size 100");
+    let (ok, printed) = guest.start(&format!("{line} ordered")).ends();
+    let is_reset = printed.contains("reset by peer");
+    assert!(!ok && is_reset && count(&printed, "received") == 0, "{printed}");
+    // The listener goes on.
+    let (_, client) = both(server, guest.start(&line));
+    assert_eq!(count(&client, "is well"), 1, "{client}");
 }
 
 /// The library, in UDP, and the kernel: which learns the UDP port of a peer from its packets, or is
