@@ -112,6 +112,8 @@ pub(crate) struct Agreed {
     pub(crate) streams: u16,
     /// The longest message that is not fragmented at present.
     pub(crate) longest: u32,
+    /// The scope of the peer's address, if that is one of IPv6: accept(2) does not tell it.
+    pub(crate) scope: u32,
 }
 
 /// `SCTP_STATUS` of an established association.
@@ -123,6 +125,8 @@ pub(crate) fn agreed(socket: BorrowedFd<'_>) -> Result<Agreed, Errno> {
     const LEN: usize = 88;
     const STREAMS: [usize; 2] = [8, 9];
     const FRAGMENTATION_POINT: usize = 5;
+    /// `sin6_scope_id` of the address of `sstat_primary`.
+    const SCOPE: usize = 13;
     let (words, _) = get(socket, libc::IPPROTO_SCTP, libc::SCTP_STATUS, [0u32; LEN / 2])?;
     let half = |index: usize| {
         let [a, b, c, d] = words[index / 2].to_ne_bytes();
@@ -131,6 +135,7 @@ pub(crate) fn agreed(socket: BorrowedFd<'_>) -> Result<Agreed, Errno> {
     Ok(Agreed {
         streams: half(STREAMS[0]).min(half(STREAMS[1])),
         longest: words[FRAGMENTATION_POINT],
+        scope: words[SCOPE],
     })
 }
 

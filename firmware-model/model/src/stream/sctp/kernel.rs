@@ -234,6 +234,7 @@ impl KernelEndpoint {
             let outcome = added.and_then(|id| self.establish(id).map(|()| id).map_err(|_| Errno::PROTO));
             match outcome {
                 Ok(id) => {
+                    let peer = self.with_scope(id, peer);
                     let port = peer.port();
                     let peer = Peer { address: peer, port };
                     self.events.push_back(Event::Accepted(id, peer));
@@ -242,6 +243,24 @@ impl KernelEndpoint {
                 Err(errno) => tracing::debug!(%errno, "an SCTP association of {peer} is not accepted"),
             }
         }
+    }
+
+    /// The address of an accepted peer, with the scope if it is a link-local one.
+    fn with_scope(&mut self, id: AssociationId, mut peer: SocketAddr) -> SocketAddr {
+        if let Some(association) = self.associations.get_mut(&id)
+            && let Some(agreed) = association.agreed
+            && let SocketAddr::V6(v6) = &mut peer
+            && v6.ip().is_unicast_link_local()
+        {
+            v6.set_scope_id(agreed.scope);
+            association.peer = peer;
+            if self.local.ip().is_unspecified()
+                && let Ok(local) = own_address_towards(peer)
+            {
+                association.local = local.ip();
+            }
+        }
+        peer
     }
 
     fn add(
