@@ -97,6 +97,7 @@ impl Hosts {
         }
         groups.push(beside_others(&pinned));
         groups.extend(streams(&Ok(place.clone()), "", CONNECTIONS[1]));
+        groups.extend(with_cubic(place));
         groups.extend(over_sctp(place));
         groups.push(connections(place));
         groups.push(many_connections(place));
@@ -250,6 +251,37 @@ fn streams(
         }));
     }
     groups
+}
+
+/// Streams whose congestion control is CUBIC: that of the host may be another, as BBR, which takes
+/// the pauses of a receiver for those of the network.
+fn with_cubic(place: &Place) -> Vec<Group> {
+    let is_network = place.is_two_hosts();
+    let made = Rc::new(OnceCell::new());
+    let group = |(size, options): (&str, &'static str)| {
+        let what = format!("hosts: Send {size}, native, CUBIC");
+        let row = |against| Row::new(&what, "MiB/s", against, Aim::Report);
+        let made = Rc::clone(&made);
+        let measure = move || {
+            let make = || match is_network {
+                true => tried(Place::with_cubic),
+                false => Err("TCP over loopback is that of the host".to_owned()),
+            };
+            let place = made.get_or_init(make).as_ref().map_err(Clone::clone);
+            let ours = tried(|| ours::bandwidth(place.clone()?, "ib_send_bw", options));
+            let stream = |mode| tried(|| Ok(raw::stream(place.clone()?, mode, STREAM.0, STREAM.1)));
+            vec![
+                (ours.clone(), Some(stream("stream"))),
+                (ours, Some(stream("nodelay"))),
+            ]
+        };
+        Group {
+            rows: vec![row("raw TCP, as iperf3"), row("raw TCP, TCP_NODELAY")],
+            is_count: false,
+            measure: Box::new(measure),
+        }
+    };
+    STREAMS.map(group).into()
 }
 
 /// DDP over SCTP, compared with DDP over TCP.

@@ -72,6 +72,17 @@ impl Place {
         }
     }
 
+    /// The same as [`Place::two_hosts`], where TCP's congestion control is CUBIC (RFC 9438),
+    /// whatever the host's is.
+    pub(crate) fn with_cubic() -> Measured<Self> {
+        let netns = Netns::two()?;
+        Netns::join(&netns);
+        for netns in &netns {
+            netns.ip("route replace 10.77.0.0/24 dev veth0 congctl cubic");
+        }
+        Ok(Self::of(netns, None, "10.77.0.1", "veth0"))
+    }
+
     /// Each end in a network namespace, with 20 ms from one to the other and back, where each
     /// thousandth packet is lost.
     pub(crate) fn far() -> Measured<Self> {

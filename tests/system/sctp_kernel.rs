@@ -33,6 +33,7 @@ const WINDOW: u32 = 8;
 /// An echoed Send is one, with the right MSN, as long as the peer sends nothing else.
 struct Host {
     socket: UdpSocket,
+    settings: Settings,
     endpoint: Endpoint,
     begun: Instant,
     /// Of so many packets, one is lost and one is repeated, in each direction; 0: none.
@@ -63,6 +64,7 @@ impl Host {
         let stream = |_| (incoming_of_session(), Outgoing::default());
         Host {
             socket,
+            settings,
             endpoint: Endpoint::new(settings, [7; 16]),
             begun: Instant::now(),
             faults,
@@ -169,7 +171,7 @@ impl Host {
 
     /// The longest Send that is one segment.
     fn longest(&self) -> usize {
-        self.endpoint.longest() - SSN_LEN - UNTAGGED_LEN
+        self.settings.longest_message() - SSN_LEN - UNTAGGED_LEN
     }
 
     /// Sends a segment back: in two, if the kernel's packets have room for longer ones than ours.
@@ -183,7 +185,7 @@ impl Host {
             let mut data = vec![0; UNTAGGED_LEN];
             header.emit(&mut data);
             data.extend(payload);
-            self.unsent.push_back((stream, Message { contents, data }));
+            self.unsent.push_back((stream, Message::new(contents, data)));
         };
         let last = header.last && rest.is_empty();
         put(UntaggedHeader { last, ..header }, first);
@@ -198,7 +200,7 @@ impl Host {
         let len = message.emit(&mut data).expect("it fits");
         let contents = Contents::SessionControl;
         let data = data[..len].to_vec();
-        self.unsent.push_back((stream, Message { contents, data }));
+        self.unsent.push_back((stream, Message::new(contents, data)));
     }
 
     /// Runs until the association has ended; each message goes through `handle`.
@@ -310,7 +312,7 @@ fn segment(stream: u16, msn: u32, len: usize) -> Message {
     let mut data = vec![(msn as u8) ^ (stream as u8); UNTAGGED_LEN + len];
     header.emit(&mut data);
     let contents = Contents::Segment;
-    Message { contents, data }
+    Message::new(contents, data)
 }
 
 /// The address of the guest's port here.

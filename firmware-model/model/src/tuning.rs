@@ -87,8 +87,15 @@ pub(crate) const BUSY_AFTER_MAX: u32 = 1 << 12;
 /// The interval at which a thread that busy-polls checks that a processor is free: a check takes 5
 /// us.
 pub(crate) const BUSY_CHECK: Duration = Duration::from_millis(2);
-/// The time without busy-polls after no processor was free.
+/// The time without busy-polls after another thread took the processor, at first; and the longest
+/// time between two checks that find no free processor.
 pub(crate) const BUSY_RETRY: Duration = Duration::from_millis(20);
+/// The longest time without busy-polls after another thread took the processor: each costs that
+/// thread a turn of the scheduler, some 3 ms.
+pub(crate) const BUSY_RETRY_MAX: Duration = Duration::from_secs(2);
+/// The part of the time, one in so many, up to which the other threads of a process on one
+/// processor may use it beside a thread that busy-polls.
+pub(crate) const BUSY_SHARED_BY: u32 = 8;
 /// Time between two polls of a busy-poll that shows that another thread had the processor.
 pub(crate) const BUSY_PREEMPTED: Duration = Duration::from_micros(100);
 /// Polls of the last stream for each poll of all streams.

@@ -31,6 +31,9 @@ pub(crate) struct Association {
     pub(crate) established: bool,
     /// Streams in each direction; fewer than those of the settings if the peer has fewer.
     pub(crate) streams: u16,
+    /// The longest message, and the most bytes of DATA chunks in a packet.
+    pub(crate) longest: usize,
+    longest_bundle: usize,
     unsent: Unsent,
     in_flight: InFlight,
     /// The peer was silent for too long.
@@ -68,6 +71,8 @@ impl Association {
             begun: now,
             established: false,
             streams: settings.streams,
+            longest: settings.longest_message(),
+            longest_bundle: settings.longest_bundle(),
             unsent: Unsent::default(),
             in_flight: InFlight::default(),
             gave_up: false,
@@ -143,8 +148,7 @@ impl Association {
 
     /// Takes a message to be sent.
     pub(crate) fn send(&mut self, message: Message, settings: &Settings) -> Result<(), SendError> {
-        let longest = settings.longest_message();
-        if message.data.len() > longest || message.data.is_empty() || message.stream >= self.streams {
+        if message.data.len() > self.longest || message.data.is_empty() || message.stream >= self.streams {
             return Err(SendError::Invalid);
         }
         self.check_room(message.stream, settings)?;
@@ -245,7 +249,7 @@ impl Association {
         if self.unsent.is_empty() || self.socket.state() != SocketState::Connected {
             return false;
         }
-        let Some(room) = self.room(settings) else {
+        let Some(room) = self.room() else {
             return false;
         };
         let mut bundle: Vec<Message> = Vec::new();
@@ -286,9 +290,9 @@ impl Association {
     ///
     /// `None`: retransmissions may wait for which there is no room. They go first (RFC 9260 §6.1,
     /// rule C), or short new messages could take their room for ever.
-    fn room(&mut self, settings: &Settings) -> Option<Room> {
+    fn room(&mut self) -> Option<Room> {
         self.flush()?;
-        let bundle = settings.longest_bundle();
+        let bundle = self.longest_bundle;
         let metrics = self.socket.get_metrics()?;
         let window = metrics.peer_rwnd_bytes as usize;
         if self.in_flight.messages() == 0 {

@@ -18,6 +18,8 @@ use crate::unsent::Message;
 /// The associations of one UDP port.
 pub struct Endpoint {
     settings: Settings,
+    /// See [`Endpoint::measure_paths`].
+    path: Option<Box<dyn Fn(SocketAddr) -> usize>>,
     key: Key,
     /// Seeds of the library's generator that were taken from the key.
     drawn: u64,
@@ -47,6 +49,7 @@ impl Endpoint {
     pub fn new(settings: Settings, random: [u8; 16]) -> Endpoint {
         Endpoint {
             settings,
+            path: None,
             key: Key::new(random),
             drawn: 0,
             associations: HashMap::new(),
@@ -59,10 +62,27 @@ impl Endpoint {
         }
     }
 
-    /// The longest message, with its DDP-SSN: the most that fits one packet beside an
-    /// acknowledgement (RFC 5043 §9).
-    pub fn longest(&self) -> usize {
-        self.settings.longest_message()
+    /// Has `packet_len` say how long packets to an address may be, when an association begins,
+    /// instead of the settings. What an association then has stays.
+    pub fn measure_paths(&mut self, packet_len: impl Fn(SocketAddr) -> usize + 'static) {
+        self.path = Some(Box::new(packet_len));
+    }
+
+    /// The settings of an association with a peer.
+    fn settings_for(&self, peer: Peer) -> Settings {
+        let measured = self.path.as_ref().map(|path| path(peer.address));
+        Settings {
+            packet_len: measured.unwrap_or(self.settings.packet_len),
+            ..self.settings
+        }
+    }
+
+    /// The longest message of an association, with its DDP-SSN: the most that fits one packet
+    /// beside an acknowledgement (RFC 5043 §9). 0 if it has ended.
+    pub fn longest(&self, id: AssociationId) -> usize {
+        self.associations
+            .get(&id)
+            .map_or(0, |association| association.longest)
     }
 
     /// Begins an association, or returns the one that there is with this peer. `None`: there are
@@ -71,9 +91,10 @@ impl Endpoint {
         if let Some(known) = self.by_peer.get(&peer) {
             return Some(*known);
         }
-        let mut socket = self.socket(peer);
+        let settings = self.settings_for(peer);
+        let mut socket = self.socket(peer, &settings);
         socket.connect();
-        let id = self.insert(peer, socket, now)?;
+        let id = self.insert(peer, socket, &settings, now)?;
         self.drain(id, now);
         Some(id)
     }
@@ -213,7 +234,7 @@ impl Endpoint {
     fn is_acceptable(&self, packet: &Packet<'_>) -> bool {
         packet.init().is_some_and(|(_, all)| {
             let mut cookies = parameters(all).filter(|(kind, _)| *kind == STATE_COOKIE);
-            let fits = |(_, cookie): (u16, &[u8])| cookie.len() <= self.longest();
+            let fits = |(_, cookie): (u16, &[u8])| cookie.len() <= self.settings.longest_message();
             cookies.next().is_some_and(fits) && Adaptation::of_parameters(all) == Adaptation::Ddp
         })
     }
@@ -241,8 +262,9 @@ impl Endpoint {
             self.seed();
             return self.feed(id, bytes, now);
         }
-        // The answer has all that is known of the peer: nothing is kept.
-        let mut socket = self.socket(peer);
+        // The answer has all that is known of the peer: nothing is kept, and the path not measured.
+        let settings = self.settings;
+        let mut socket = self.socket(peer, &settings);
         socket.handle_input(bytes);
         self.send_packets(&mut socket, peer, now);
     }
@@ -252,7 +274,8 @@ impl Endpoint {
         if let Some(id) = known {
             return self.feed(id, opened, now);
         }
-        let mut socket = self.socket(peer);
+        let settings = self.settings_for(peer);
+        let mut socket = self.socket(peer, &settings);
         socket.handle_input(opened);
         if socket.state() != SocketState::Connected {
             return;
@@ -263,7 +286,7 @@ impl Endpoint {
             socket.close();
             return self.send_packets(&mut socket, peer, now);
         }
-        if let Some(id) = self.insert(peer, socket, now) {
+        if let Some(id) = self.insert(peer, socket, &settings, now) {
             self.drain(id, now);
         }
     }
@@ -276,21 +299,21 @@ impl Endpoint {
     }
 
     /// An association that has not begun.
-    fn socket(&mut self, peer: Peer) -> Socket {
+    fn socket(&mut self, peer: Peer, settings: &Settings) -> Socket {
         self.seed();
-        let times = self.settings.times;
+        let times = settings.times;
         Socket::new(
             "",
             &Options {
-                local_port: self.settings.port,
+                local_port: settings.port,
                 remote_port: peer.port,
-                announced_maximum_incoming_streams: self.settings.streams,
-                announced_maximum_outgoing_streams: self.settings.streams,
-                mtu: self.settings.longest_packet(),
-                max_message_size: self.longest(),
-                max_receiver_window_buffer_size: self.settings.window,
-                max_send_buffer_size: self.settings.unsent,
-                per_stream_send_queue_limit: self.settings.unsent,
+                announced_maximum_incoming_streams: settings.streams,
+                announced_maximum_outgoing_streams: settings.streams,
+                mtu: settings.longest_packet(),
+                max_message_size: settings.longest_message(),
+                max_receiver_window_buffer_size: settings.window,
+                max_send_buffer_size: settings.unsent,
+                per_stream_send_queue_limit: settings.unsent,
                 // A message that is given up would be a hole for ever.
                 enable_partial_reliability: false,
                 rto_initial: times.rto_initial,
@@ -313,14 +336,20 @@ impl Endpoint {
         self.associations.len() + self.ended.len() >= self.settings.associations
     }
 
-    fn insert(&mut self, peer: Peer, socket: Socket, now: Duration) -> Option<AssociationId> {
+    fn insert(
+        &mut self,
+        peer: Peer,
+        socket: Socket,
+        settings: &Settings,
+        now: Duration,
+    ) -> Option<AssociationId> {
         if self.is_full() {
             return None;
         }
         let id = AssociationId(self.next);
         self.next += 1;
         self.by_peer.insert(peer, id);
-        let association = Association::new(peer, socket, &self.settings, now);
+        let association = Association::new(peer, socket, settings, now);
         self.associations.insert(id, association);
         Some(id)
     }

@@ -3,7 +3,7 @@
 //! SCTP hands up unordered messages as they come. A segment may be placed at once, but it is
 //! delivered only after all that were submitted before it (RFC 5043 §5.2.1, RFC 5041 §5.3).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, Ssn};
 
@@ -14,6 +14,21 @@ pub struct Message {
     pub contents: Contents,
     /// Its bytes.
     pub data: Vec<u8>,
+    /// Bytes after these that were placed before the message's turn
+    /// ([`Incoming::note_placed`]).
+    pub placed: usize,
+}
+
+impl Message {
+    /// A message of which nothing was placed.
+    pub fn new(contents: Contents, data: Vec<u8>) -> Message {
+        let placed = 0;
+        Message {
+            contents,
+            data,
+            placed,
+        }
+    }
 }
 
 /// A message whose DDP-SSN no legal sequence has (RFC 5043 §10): the session must end.
@@ -41,6 +56,9 @@ pub struct Incoming {
     next: Ssn,
     /// By their numbers, of which fewer than half may wait at once.
     waiting: HashMap<u16, Message>,
+    /// The numbers of segments that came before their turn, and that [`Incoming::next_early`] has
+    /// not given.
+    early: BTreeSet<u16>,
     /// Most messages that may wait.
     most: usize,
     /// Most bytes that may wait, and how many more still may.
@@ -55,14 +73,14 @@ impl Incoming {
         Incoming {
             next: Ssn::default(),
             waiting: HashMap::new(),
+            early: BTreeSet::new(),
             most: most.min(MAX_IN_FLIGHT.into()),
             most_bytes: bytes,
             room: bytes,
         }
     }
 
-    /// Takes a message with its DDP-SSN in front. Returns whether it came before its turn: a
-    /// segment may be placed then, and is delivered later.
+    /// Takes a message with its DDP-SSN in front. Returns whether it came before its turn.
     ///
     /// # Errors
     /// [`OutOfOrder`]; nothing is kept then.
@@ -78,8 +96,35 @@ impl Incoming {
         }
         self.room = self.room.checked_sub(data.len()).ok_or(OutOfOrder::Room)?;
         let data = data.to_vec();
-        self.waiting.insert(ssn.0, Message { contents, data });
+        self.waiting.insert(ssn.0, Message::new(contents, data));
+        if ahead > 0 && contents == Contents::Segment {
+            self.early.insert(ssn.0);
+        }
         Ok(ahead > 0)
+    }
+
+    /// Whether [`Incoming::next_early`] gives a segment.
+    pub fn has_early(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// The next segment that came before its turn, each only once: it may be placed at once.
+    pub fn next_early(&mut self) -> Option<(Ssn, &[u8])> {
+        let number = self.early.pop_first()?;
+        let message = self.waiting.get(&number)?;
+        Some((Ssn(number), &message.data))
+    }
+
+    /// All bytes of a segment after the first `kept` ones were placed: they wait no longer. Nothing
+    /// is changed if the segment does not wait any more.
+    pub fn note_placed(&mut self, ssn: Ssn, kept: usize) {
+        if let Some(message) = self.waiting.get_mut(&ssn.0) {
+            let placed = message.data.len().saturating_sub(kept);
+            message.data.truncate(kept);
+            message.data.shrink_to_fit();
+            message.placed += placed;
+            self.room += placed;
+        }
     }
 
     /// The next message, if it has come; [`Incoming::take`] removes it.
@@ -90,12 +135,14 @@ impl Incoming {
     /// The next message, if it has come.
     pub fn take(&mut self) -> Option<Message> {
         let message = self.waiting.remove(&self.next.0)?;
+        self.early.remove(&self.next.0);
         self.next = self.next.next();
         self.room += message.data.len();
         Some(message)
     }
 
-    /// Bytes of the messages that wait for one before them, or to be taken.
+    /// Bytes of the messages that wait for one before them, or to be taken, without those that are
+    /// placed.
     pub fn bytes(&self) -> usize {
         self.most_bytes - self.room
     }

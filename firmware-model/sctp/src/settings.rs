@@ -22,7 +22,8 @@ pub(crate) fn chunk_len(message_len: usize) -> usize {
 pub struct Settings {
     /// Its SCTP port.
     pub port: u16,
-    /// The longest SCTP packet, so that its UDP datagram is not fragmented; 560 if it is less.
+    /// The longest SCTP packet, so that its UDP datagram is not fragmented; 560 if it is less. See
+    /// also [`Endpoint::measure_paths`](crate::endpoint::Endpoint::measure_paths).
     pub packet_len: usize,
     /// Streams of an association, in each direction (RFC 5043 §8).
     pub streams: u16,

@@ -4,7 +4,7 @@ use super::pcapng::{Datagram, PacketMeta, Way};
 use super::staging::MAX;
 use super::{Capture, Side, Tap, now, pcapng};
 use crate::host::{Piece, PieceMut};
-use crate::stream::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
+use crate::stream::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing};
 use crate::stream::wrapper::{DatagramWrapper, WrappedListener, Wrapper};
 use crate::stream::{Listener, Network, Stream, StreamError};
 use rustix::io::Errno;
@@ -293,9 +293,10 @@ impl DatagramWrapper for TappedSocket {
         let before = packets.len();
         self.socket.receive(buffer, packets);
         let port = self.socket.local().port();
+        let room = self.socket.room();
         let arrived: Vec<_> = {
             let state = self.capture.shared.lock();
-            let arrived = packets[before..].iter().zip(buffer.chunks(PACKET_ROOM));
+            let arrived = packets[before..].iter().zip(buffer.chunks(room));
             arrived
                 .filter(|(packet, _)| !state.senders.contains(&packet.source))
                 .collect()

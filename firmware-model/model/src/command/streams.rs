@@ -190,6 +190,7 @@ impl Job<'_> {
             shared: false,
             ipv6_only: flags & bind::IPV6_ONLY != 0,
             reports_refused: flags & bind::REPORT_REFUSED != 0,
+            long_packets: false,
         };
         let core = self.core;
         let places = core

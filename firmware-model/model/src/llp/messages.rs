@@ -72,7 +72,7 @@ impl Messages {
         }
         let mut bytes = 0;
         while self.rx.can_append() {
-            match self.rx.append(buffers, |room| stream.receive_bytes(room)) {
+            match self.rx.append(buffers, |room| stream.receive_message(room)) {
                 Ok(0) if bytes == 0 => return Ok((0, Filled::Fin)),
                 // The end is read again by the next call.
                 Ok(0) => break,

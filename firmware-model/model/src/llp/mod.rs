@@ -240,6 +240,11 @@ pub(crate) trait Arrived {
     /// That ULPDU.
     fn ulpdu(&self) -> &[u8];
 
+    /// Bytes after [`ulpdu`](Self::ulpdu) that belong to it, and are placed already.
+    fn placed(&self) -> usize {
+        0
+    }
+
     /// Its position in the direction from the peer.
     fn position(&self) -> u64;
 
@@ -276,6 +281,10 @@ impl Arrived for queue::UlpduQueue {
 
     fn ulpdu(&self) -> &[u8] {
         self.front().unwrap_or_default()
+    }
+
+    fn placed(&self) -> usize {
+        queue::UlpduQueue::placed(self)
     }
 
     fn position(&self) -> u64 {

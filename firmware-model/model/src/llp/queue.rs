@@ -2,13 +2,17 @@
 
 use crate::llp::buffers::{BUFFER_LEN, Buffer, BufferPool};
 use crate::llp::ulpdu::Head;
-use crate::stream::LONGEST_MESSAGE;
+use crate::stream::{LONGEST_MESSAGE, Received};
+use urnic_wire::ddp::TAGGED_LEN;
 
 /// Longest ULPDU: small enough for the caches.
 pub(crate) const MULPDU: usize = 32 << 10;
 
 /// Bytes before each ULPDU: its length.
 const LENGTH_LEN: usize = 4;
+
+/// In the length of a tagged ULPDU: only its header is in the queue, and its payload is placed.
+const PLACED: u32 = 1 << 31;
 
 /// A queue of ULPDUs, which has a buffer only while it is not empty.
 #[derive(Debug, Default)]
@@ -72,22 +76,26 @@ impl UlpduQueue {
     }
 
     /// Appends a ULPDU, whose bytes `fill` writes to the front of [`LONGEST_MESSAGE`] bytes and
-    /// counts. The queue must have room.
+    /// counts: all, or the header of a tagged one whose payload is placed. The queue must have
+    /// room. Returns the length of the whole ULPDU.
     pub(super) fn append<E>(
         &mut self,
         buffers: &BufferPool,
-        fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+        fill: impl FnOnce(&mut [u8]) -> Result<Received, E>,
     ) -> Result<usize, E> {
         let buffer = self.buffer.get_or_insert_with(|| buffers.take());
         let body = self.end + LENGTH_LEN;
         let room = buffer.get_mut(body..body + LONGEST_MESSAGE).unwrap_or_default();
-        let len = fill(room)?;
+        let Received { len, placed } = fill(room)?;
         if len > 0 {
-            buffer[self.end..body].copy_from_slice(&(len as u32).to_ne_bytes());
+            debug_assert!(placed == 0 || len == TAGGED_LEN);
+            let mark = if placed > 0 { PLACED } else { 0 };
+            let length = (len + placed) as u32 | mark;
+            buffer[self.end..body].copy_from_slice(&length.to_ne_bytes());
             self.filled = body + len;
             self.seal();
         }
-        Ok(len)
+        Ok(len + placed)
     }
 
     #[inline]
@@ -106,18 +114,31 @@ impl UlpduQueue {
         self.position
     }
 
-    /// The ULPDU at the front.
-    pub(crate) fn front(&self) -> Option<&[u8]> {
+    /// The ULPDU at the front, and the bytes after it that are placed.
+    fn first(&self) -> Option<(&[u8], usize)> {
         let sealed = self.buffer.as_ref()?.get(self.start..self.end)?;
         let (length, rest) = sealed.split_first_chunk()?;
-        rest.get(..u32::from_ne_bytes(*length) as usize)
+        let length = u32::from_ne_bytes(*length);
+        let whole = (length & !PLACED) as usize;
+        let here = if length & PLACED == 0 { whole } else { TAGGED_LEN };
+        Some((rest.get(..here)?, whole - here))
+    }
+
+    /// The ULPDU at the front, without what is placed.
+    pub(crate) fn front(&self) -> Option<&[u8]> {
+        self.first().map(|(ulpdu, _)| ulpdu)
+    }
+
+    /// Bytes after [`front`](Self::front) that are placed.
+    pub(super) fn placed(&self) -> usize {
+        self.first().map_or(0, |(_, placed)| placed)
     }
 
     /// Removes the ULPDU at the front.
     pub(crate) fn consume(&mut self) {
-        if let Some(len) = self.front().map(<[u8]>::len) {
-            self.start += LENGTH_LEN + len;
-            self.position += (LENGTH_LEN + len) as u64;
+        if let Some((here, placed)) = self.first().map(|(ulpdu, placed)| (ulpdu.len(), placed)) {
+            self.start += LENGTH_LEN + here;
+            self.position += (LENGTH_LEN + here + placed) as u64;
         }
         if self.start == self.end {
             (self.start, self.end, self.filled) = (0, 0, 0);

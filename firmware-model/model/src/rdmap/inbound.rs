@@ -6,6 +6,7 @@
 
 use super::answers::PeerRequest;
 use super::confirming::{self, is_confirmation};
+use super::early::Early;
 use super::requester::{Answer, Requester};
 use super::responder::{Refusal, Responder};
 use super::startup::Startup;
@@ -23,6 +24,28 @@ use urnic_wire::rdmap::{
     Terminate, TerminateError,
 };
 
+/// A ULPDU from the peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ulpdu<'u> {
+    pub(super) bytes: &'u [u8],
+    /// The length of its payload, if that is not in `bytes`, because it was placed early; or 0.
+    pub(super) placed: usize,
+}
+
+impl<'u> From<&'u [u8]> for Ulpdu<'u> {
+    #[inline]
+    fn from(bytes: &'u [u8]) -> Ulpdu<'u> {
+        Ulpdu { bytes, placed: 0 }
+    }
+}
+
+impl Ulpdu<'_> {
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() + self.placed
+    }
+}
+
 /// A segment with payload to place.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
@@ -38,6 +61,7 @@ pub(super) struct Rdmap {
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     pub(super) startup: Startup,
+    early: Early,
     /// The last message that we sent was an answer.
     pub(super) answered_last: bool,
     /// MSN of the next message on queue 3.
@@ -50,6 +74,7 @@ impl Rdmap {
             requester,
             responder,
             startup: Startup::default(),
+            early: Early::default(),
             answered_last: false,
             response_msn: 1,
         }
@@ -57,8 +82,9 @@ impl Rdmap {
 
     /// Takes a whole ULPDU.
     #[inline]
-    pub(super) fn receive(&mut self, env: &mut Env<'_>, ulpdu: &[u8]) -> Result<(), Refusal> {
-        let (opcode, header, payload) = Rdmap::parse(env, ulpdu)?;
+    pub(super) fn receive(&mut self, env: &mut Env<'_>, ulpdu: Ulpdu<'_>) -> Result<(), Refusal> {
+        let (opcode, header, payload) = Rdmap::parse(env, ulpdu.bytes)?;
+        let len = payload.len() + ulpdu.placed;
         if self.startup.awaits_message() {
             let first_msn = self.responder.msn;
             let message = (&header, payload);
@@ -80,22 +106,21 @@ impl Rdmap {
                 responder.place_send(env, payload)?;
                 responder.end_send(env, opcode, header)
             }
-            (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu, payload),
+            (Header::Untagged(header), _) => self.control(env, opcode, header, ulpdu.bytes, payload),
             (Header::Tagged(header), Opcode::Write)
-                if is_confirmation(header, payload.len()) && self.requester.confirmation.is_announced() =>
+                if is_confirmation(header, len) && self.requester.confirmation.is_announced() =>
             {
                 self.requester.confirmation.received(header.to);
                 env.counters.add(Counter::RxConfirmations, 1);
                 Ok(())
             }
             (Header::Tagged(_), _) => {
-                let segment = Segment {
-                    opcode,
-                    header,
-                    len: payload.len(),
-                };
+                let segment = Segment { opcode, header, len };
                 self.begin(env, &segment)?;
-                self.place(env, &segment, 0, payload)?;
+                match ulpdu.placed {
+                    0 => self.place(env, &segment, 0, payload)?,
+                    _ => self.pass_early(env, &segment)?,
+                }
                 self.end(env, &segment)
             }
         }
@@ -197,7 +222,9 @@ impl Rdmap {
                 let placed = window.and_then(|window| {
                     let placed = match env.qp.last_first {
                         true => placement::last_first(&window, bytes),
-                        false => window.copy_in(0, bytes),
+                        false => self.early.outside(h.stag, (to, bytes.len()), |part| {
+                            window.copy_in(part.start as u64, &bytes[part])
+                        }),
                     };
                     placed.map_err(gone)
                 });
@@ -402,6 +429,71 @@ impl Rdmap {
     }
 }
 
+// Segments that come before their turn.
+
+impl Rdmap {
+    /// Places the payload of a ULPDU that comes before its turn, if that is permitted now. Returns
+    /// the number of bytes that are placed: all of the payload, or none.
+    pub(super) fn place_early(&mut self, env: &Env<'_>, ulpdu: &[u8]) -> usize {
+        self.try_early(env, ulpdu).unwrap_or(0)
+    }
+
+    fn try_early(&mut self, env: &Env<'_>, ulpdu: &[u8]) -> Option<usize> {
+        // Kind UC drops messages; `last_first` shows a program the order of placement.
+        if env.qp.unreliable || env.qp.last_first || self.startup.awaits_message() {
+            return None;
+        }
+        let (opcode, header, payload) = Rdmap::parse(env, ulpdu).ok()?;
+        let Header::Tagged(header) = header else {
+            return None;
+        };
+        if payload.is_empty() {
+            return None;
+        }
+        match opcode {
+            Opcode::Write => {
+                if self.early.overlaps(&header, payload.len()) {
+                    return None;
+                }
+                let window = self
+                    .responder
+                    .write_window(env, header.stag, header.to, payload.len());
+                window.ok()?.copy_in(0, payload).ok()?;
+                self.early.insert(&header, payload.len());
+            }
+            Opcode::ReadResponse => {
+                let requester = &mut self.requester;
+                requester
+                    .reads
+                    .place_early(env, &requester.sq, &header, payload)?;
+                env.recent.forget();
+            }
+            _ => return None,
+        }
+        Some(payload.len())
+    }
+
+    /// Checks the place of a segment again, whose payload was placed before its turn.
+    fn pass_early(&mut self, env: &Env<'_>, segment: &Segment) -> Result<(), Refusal> {
+        match (&segment.header, segment.opcode) {
+            // None is placed early.
+            (Header::Untagged(_), _) => Ok(()),
+            (Header::Tagged(_), Opcode::ReadResponse) => {
+                let requester = &mut self.requester;
+                let passed = requester.reads.pass(env, &requester.sq, segment.len);
+                passed.map_err(|violation| self.sink_failed(violation))
+            }
+            (Header::Tagged(header), _) => {
+                self.early.remove(header);
+                let window = self
+                    .responder
+                    .write_window(env, header.stag, header.to, segment.len);
+                window.map(drop)
+            }
+        }
+    }
+}
+
 // Messages that are parked until a receive is posted (native connections).
 //
 // The program that should post it may itself wait for a Read that it posted before. So answers to
@@ -414,7 +506,8 @@ const LIMIT: usize = 256 << 10;
 /// ULPDUs in the order of their arrival.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
-    ulpdus: VecDeque<(u64, Box<[u8]>)>,
+    /// With their positions in the stream, and the bytes of payload that are placed.
+    ulpdus: VecDeque<(u64, Box<[u8]>, usize)>,
     bytes: usize,
 }
 
@@ -443,30 +536,33 @@ impl Parked {
     }
 
     /// Parks a ULPDU that begins at `position` of the stream. Returns whether there was room.
-    pub(super) fn keep(&mut self, position: u64, ulpdu: &[u8]) -> bool {
-        let room = self.bytes + ulpdu.len() <= LIMIT;
+    pub(super) fn keep(&mut self, position: u64, ulpdu: Ulpdu<'_>) -> bool {
+        let Ulpdu { bytes, placed } = ulpdu;
+        let room = self.bytes + bytes.len() <= LIMIT;
         if room {
-            self.bytes += ulpdu.len();
-            self.ulpdus.push_back((position, ulpdu.into()));
+            self.bytes += bytes.len();
+            self.ulpdus.push_back((position, bytes.into(), placed));
         }
         room
     }
 
     /// The oldest parked ULPDU.
-    pub(super) fn front(&self) -> Option<&[u8]> {
-        self.ulpdus.front().map(|(_, ulpdu)| &**ulpdu)
+    pub(super) fn front(&self) -> Option<Ulpdu<'_>> {
+        let (_, bytes, placed) = self.ulpdus.front()?;
+        let placed = *placed;
+        Some(Ulpdu { bytes, placed })
     }
 
     /// The position in the stream where the oldest parked ULPDU begins.
     #[inline]
     pub(super) fn position(&self) -> Option<u64> {
-        self.ulpdus.front().map(|(position, _)| *position)
+        self.ulpdus.front().map(|(position, ..)| *position)
     }
 
     /// Removes the oldest parked message.
     pub(super) fn release(&mut self) {
-        if let Some((_, ulpdu)) = self.ulpdus.pop_front() {
-            self.bytes -= ulpdu.len();
+        if let Some((_, bytes, _)) = self.ulpdus.pop_front() {
+            self.bytes -= bytes.len();
         }
     }
 

@@ -15,6 +15,7 @@
 //! | `engine` | the sequence: states, start, errors, end |
 //! | `requester` | work requests become messages, complete in order, and await their answers; `local_peer` accesses the memory of a local peer |
 //! | `inbound` | the kind of an inbound segment, the part that handles it (requester or responder), and the parked messages |
+//! | `early` | segments that are placed before their turn |
 //! | `responder` | Sends and Writes are checked and placed, or dropped (kind UC); `answers` sends Read and Atomic Responses |
 //! | `startup` | which end may send first, and the RTR |
 //! | `framing` | requests and answers alternate |
@@ -30,6 +31,7 @@ mod answers;
 mod attachment;
 mod confirmation;
 mod confirming;
+mod early;
 mod engine;
 mod explain;
 mod framing;

@@ -11,7 +11,7 @@
 //! and no longer.
 
 use super::Core;
-use super::busy_poll::{Budget, BusyPolling, End, is_processor_free};
+use super::busy_poll::{Budget, BusyPolling, End, Processors};
 use crate::counters::Counter;
 use crate::events::{Effects, Requests};
 use crate::qp::{LAST, Qp};
@@ -93,6 +93,7 @@ struct Loop<'a> {
     schedule: &'a Schedule,
     pollers: Pollers,
     busy: BusyPolling,
+    processors: Processors,
     /// The polls of each shard when this thread last found something.
     seen: [u32; SHARDS],
     /// Whether another thread ended the last sleep early.
@@ -116,6 +117,7 @@ impl<'a> Loop<'a> {
             schedule: &core.schedule,
             pollers: Pollers::new(core.schedule.polls()),
             busy: BusyPolling::new(core.config.busy_poll),
+            processors: Processors::default(),
             seen: [0; SHARDS],
             woken: false,
             driven: false,
@@ -234,7 +236,7 @@ impl<'a> Loop<'a> {
             !missed && readiness.wait_for_wake(timeout.unwrap_or(lent))
         } else if !self.left_to_pollers
             && !schedule.pending.load(Ordering::SeqCst)
-            && let Some((qid, until)) = self.busy.next(now, is_processor_free)
+            && let Some((qid, until)) = self.busy.next(now, || self.processors.has_free())
         {
             self.busy_poll(qid, now, [until, due.unwrap_or(until)], stop)
         } else {

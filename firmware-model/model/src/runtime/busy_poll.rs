@@ -9,15 +9,24 @@
 //! |---|---|
 //! | begins | [`BUSY_AFTER`] one-sided messages in a row, each within the limit after the one before, while the program does not poll; a processor is free; the budget is not used up |
 //! | ends | nothing arrived for the limit: the next time takes twice as many messages, up to [`BUSY_AFTER_MAX`] |
-//! | ends | the processor is not free any more: not again for [`BUSY_RETRY`] |
+//! | ends | no processor is free any more: the next check is after [`BUSY_CHECK`], and later with each check in vain |
+//! | ends | another thread took the processor: the next check is after [`BUSY_RETRY`], and later each time |
 //! | ends | pollers find the messages |
 //!
 //! The budget is a share of one processor, for all devices of the process together.
+//!
+//! A processor is free if not more threads of the host want one than this thread may use
+//! ([`Processors`]). A thread that may use one processor only, as those of a pinned program, cannot
+//! know what else wants it: it takes the processor for free if the other threads of its process
+//! hardly use it, and learns of other processes when they take the processor.
 
 use crate::config::BusyPoll;
 use crate::time::Nanos;
-use crate::tuning::{BUSY_AFTER, BUSY_AFTER_MAX, BUSY_CHECK, BUSY_RETRY, BUSY_WINDOW};
+use crate::tuning::{
+    BUSY_AFTER, BUSY_AFTER_MAX, BUSY_CHECK, BUSY_RETRY, BUSY_RETRY_MAX, BUSY_SHARED_BY, BUSY_WINDOW,
+};
 use rustix::fs::{Mode, OFlags};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::time::Duration;
 use urnic_sync::Mutex;
 
@@ -36,6 +45,8 @@ pub(super) struct BusyPolling {
     /// was free at the last check.
     next_check: Nanos,
     free: bool,
+    /// The time from the next check in vain to the one after it.
+    retry: Duration,
 }
 
 /// Why a busy-poll ended.
@@ -63,6 +74,7 @@ impl BusyPolling {
             begins_at: BUSY_AFTER,
             next_check: Nanos::default(),
             free: false,
+            retry: BUSY_CHECK,
         }
     }
 
@@ -91,7 +103,11 @@ impl BusyPolling {
         }
         if now >= self.next_check {
             self.free = is_free();
-            self.next_check = now + if self.free { BUSY_CHECK } else { BUSY_RETRY };
+            self.next_check = now + if self.free { BUSY_CHECK } else { self.retry };
+            self.retry = match self.free {
+                true => (self.retry / 2).max(BUSY_CHECK),
+                false => (2 * self.retry).min(self.retry.max(BUSY_RETRY)),
+            };
         }
         self.free.then_some((self.qid, until))
     }
@@ -104,9 +120,12 @@ impl BusyPolling {
                 self.begins_at = (2 * self.begins_at).min(BUSY_AFTER_MAX);
                 self.in_a_row = 0;
             }
-            End::Preempted | End::Exhausted => {
-                (self.free, self.next_check) = (false, now + BUSY_RETRY);
+            End::Preempted => {
+                // The next check will halve it.
+                self.retry = (4 * self.retry).clamp(BUSY_RETRY, BUSY_RETRY_MAX);
+                (self.free, self.next_check) = (false, now + self.retry);
             }
+            End::Exhausted => (self.free, self.next_check) = (false, now + BUSY_RETRY),
             End::Other => {}
         }
     }
@@ -153,13 +172,47 @@ impl Budget {
     }
 }
 
-/// Whether a processor is free for this thread, which runs: not more threads of the host want one
-/// than this thread may use. `false` if the kernel does not tell.
-pub(super) fn is_processor_free() -> bool {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
-        return false;
-    };
-    runnable_threads().is_some_and(|threads| allowed.count() > 1 && threads <= allowed.count())
+/// The processors that the background thread may use.
+#[derive(Debug, Default)]
+pub(super) struct Processors {
+    /// The time of the last look at one processor, and the processor time that the process's other
+    /// threads had used.
+    looked: Option<(Duration, Duration)>,
+}
+
+impl Processors {
+    /// Whether one is free for this thread, which runs. `false` if the kernel does not tell.
+    pub(super) fn has_free(&mut self) -> bool {
+        match rustix::thread::sched_getaffinity(None).map(|allowed| allowed.count()) {
+            Ok(1) => self.is_left_alone(),
+            Ok(allowed) => runnable_threads().is_some_and(|threads| threads <= allowed),
+            Err(_) => false,
+        }
+    }
+
+    /// Whether the process's other threads hardly ran since the last look.
+    fn is_left_alone(&mut self) -> bool {
+        let [now, process, thread] = [
+            ClockId::Monotonic,
+            ClockId::ProcessCPUTime,
+            ClockId::ThreadCPUTime,
+        ]
+        .map(elapsed);
+        let others = process.saturating_sub(thread);
+        let before = self.looked.replace((now, others));
+        before.is_some_and(|before| is_small(before, (now, others)))
+    }
+}
+
+/// Whether the processor time used between two looks is small beside the time between them.
+fn is_small(before: (Duration, Duration), now: (Duration, Duration)) -> bool {
+    let used = now.1.saturating_sub(before.1);
+    used * BUSY_SHARED_BY <= now.0.saturating_sub(before.0)
+}
+
+fn elapsed(clock: ClockId) -> Duration {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
+    Duration::new(tv_sec.try_into().unwrap_or(0), tv_nsec.try_into().unwrap_or(0))
 }
 
 fn runnable_threads() -> Option<u32> {
@@ -243,11 +296,47 @@ mod tests {
         assert_eq!(busy.next(at(last), || false), None);
         let last = arrivals(&mut busy, last + 10, 2, 10);
         assert_eq!(busy.next(at(last), || unreachable!("asked too soon")), None);
-        let later = last + BUSY_RETRY.as_micros() as u64;
+        let later = last + BUSY_CHECK.as_micros() as u64;
         let last = arrivals(&mut busy, later, 2 * BUSY_AFTER, 10);
         assert!(busy.next(at(last), || true).is_some());
-        busy.note_end(End::Preempted, at(last));
-        assert_eq!(busy.next(at(last), || unreachable!("asked too soon")), None);
+    }
+
+    /// Another process on the same processor: it loses a turn of the scheduler each time.
+    #[test]
+    fn each_loss_of_the_processor_makes_the_next_one_rarer() {
+        let mut busy = BusyPolling::new(CONFIG);
+        let mut last = 0;
+        for expected in [20, 40, 80, 160, 320, 640, 1280, 2000, 2000] {
+            last = arrivals(&mut busy, last + 10, 2 * BUSY_AFTER, 10);
+            assert!(busy.next(at(last), || true).is_some());
+            busy.note_end(End::Arrival, at(last));
+            busy.note_end(End::Preempted, at(last));
+            let early = arrivals(&mut busy, last + expected * 1000 - 500, 2 * BUSY_AFTER, 10);
+            assert_eq!(busy.next(at(early), || unreachable!("{expected} ms")), None);
+            last += expected * 1000;
+        }
+        for _ in 0..12 {
+            last = arrivals(&mut busy, last + 2000, 2 * BUSY_AFTER, 10);
+            assert!(busy.next(at(last), || true).is_some());
+        }
+        assert_eq!(busy.retry, BUSY_CHECK);
+    }
+
+    #[test]
+    fn a_program_that_computes_leaves_its_only_processor_to_nobody() {
+        let micros = Duration::from_micros;
+        let looks = |used, time| is_small((micros(0), micros(0)), (micros(time), micros(used)));
+        assert!(looks(100, 2000));
+        assert!(!looks(300, 2000));
+        // Two threads ran on other processors meanwhile.
+        assert!(!looks(4000, 2000));
+    }
+
+    #[test]
+    fn one_processor_is_not_free_before_the_second_look() {
+        let mut processors = Processors::default();
+        assert!(!processors.is_left_alone());
+        assert!(processors.looked.is_some());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! UDP ports, which queue pairs of kind UD have instead of streams.
 
-pub use crate::sys::datagrams::{BATCH, Incoming, MAX_PAYLOAD, Outgoing, PACKET_ROOM, Refused};
+pub use crate::sys::datagrams::{BATCH, Incoming, LONG_ROOM, MAX_PAYLOAD, Outgoing, PACKET_ROOM, Refused};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -16,6 +16,9 @@ pub struct DatagramOptions {
     pub ipv6_only: bool,
     /// [`DatagramSocket::refused`] has the packets that did not arrive.
     pub reports_refused: bool,
+    /// Packets of any length, [`LONG_ROOM`] for each: the system sends one in fragments if it is
+    /// longer than the path permits.
+    pub long_packets: bool,
 }
 
 /// A UDP port.
@@ -27,8 +30,13 @@ pub trait DatagramSocket: Send + Debug {
     /// room now.
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno>;
 
+    /// Bytes for each packet that arrives.
+    fn room(&self) -> usize {
+        PACKET_ROOM
+    }
+
     /// Takes packets that arrived into `buffer`, at most [`BATCH`] and as many as have
-    /// [`PACKET_ROOM`] there; adds them to `packets`.
+    /// [room](Self::room) there; adds them to `packets`.
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
 
     /// Whether another call of [`receive`](Self::receive) may find more, though the last one found

@@ -18,7 +18,7 @@ use crate::time::Nanos;
 use datagram::{DatagramOptions, DatagramSocket};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketAddrAny, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrAny};
 use same_host::LocalPeer;
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -40,6 +40,15 @@ pub enum StreamError {
     /// A piece referred to unmapped memory; the stream itself is still usable.
     #[error("a piece of memory is unmapped")]
     Fault,
+}
+
+/// A message that a stream gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Its bytes, without those that were placed; 0 = the peer sent FIN.
+    pub len: usize,
+    /// Bytes after these that were placed before the message's turn.
+    pub placed: usize,
 }
 
 /// The time after which TCP retransmits at the earliest (Linux: `TCP_RTO_MIN`).
@@ -165,6 +174,21 @@ pub trait Stream: Send + Debug {
     /// Like [`receive`](Self::receive), into memory of our own: cheaper than one piece.
     fn receive_bytes(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
         self.receive(&mut [PieceMut::of(into)])
+    }
+
+    /// Of a stream of messages: the next message. Like [`receive_bytes`](Self::receive_bytes), but
+    /// also says which bytes [`place_early`](Self::place_early) has placed.
+    fn receive_message(&mut self, into: &mut [u8]) -> Result<Received, StreamError> {
+        let len = self.receive_bytes(into)?;
+        Ok(Received { len, placed: 0 })
+    }
+
+    /// Of a stream of messages: offers the next one that has arrived before its turn to `place`,
+    /// each only once. `place` returns the number of bytes at its end that it has placed; at its
+    /// turn the message comes without them. Returns whether there was a message.
+    fn place_early(&mut self, place: &mut dyn FnMut(&[u8]) -> usize) -> bool {
+        let _ = place;
+        false
     }
 
     /// All bytes that have arrived, if they fit into `into`, and no system call is needed. `None`:
@@ -318,17 +342,5 @@ fn family(address: &SocketAddr) -> AddressFamily {
     match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
-    }
-}
-
-/// The address from which the system sends packets to a peer.
-fn own_address_towards(remote: SocketAddr) -> Result<SocketAddr, Errno> {
-    let socket = net::socket_with(family(&remote), SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // Nothing is sent.
-    net::connect(&socket, &remote)?;
-    let local = plain(net::getsockname(&socket).ok());
-    match local == ANYWHERE {
-        true => Err(Errno::NETUNREACH),
-        false => Ok(local),
     }
 }

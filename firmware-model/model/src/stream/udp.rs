@@ -1,9 +1,10 @@
 //! Kernel UDP.
 //!
-//! The sockets are not connected and do not fragment, so that the kernel sends IPv4 identification
-//! 0, which the ICRC covers. The source address of each packet is given with it.
+//! The sockets are not connected. Those of queue pairs do not fragment, so that the kernel sends
+//! IPv4 identification 0, which the ICRC covers. The source address of each packet is given with
+//! it.
 
-use super::datagram::{DatagramOptions, DatagramSocket, Incoming, Outgoing, PACKET_ROOM, Refused};
+use super::datagram::{DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, Outgoing, PACKET_ROOM, Refused};
 use super::descriptor::{Descriptor, Descriptors};
 use super::same_host::{DatagramPort, DatagramRings};
 use super::{ANYWHERE, family, plain};
@@ -25,6 +26,8 @@ struct UdpSocket {
     local: SocketAddr,
     /// The system returns packets that did not arrive (`IP_RECVERR`).
     reports_refused: bool,
+    /// Bytes for a packet that arrives.
+    room: usize,
     /// Packets that found no room, as counted by the system at the last query.
     drops: u32,
     /// Rings from and to other ports on this host.
@@ -66,6 +69,11 @@ pub(super) fn bind(
         ipv6,
         local,
         reports_refused: options.reports_refused,
+        room: if options.long_packets {
+            LONG_ROOM
+        } else {
+            PACKET_ROOM
+        },
         drops: 0,
         rings: None,
         unread: false,
@@ -92,6 +100,9 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
     // The system may allow less.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_ROOM);
     datagrams::prepare(socket.as_fd(), ipv6)?;
+    if options.long_packets {
+        datagrams::allow_fragments(socket.as_fd(), ipv6)?;
+    }
     if options.reports_refused {
         datagrams::return_refused(socket.as_fd(), ipv6)?;
     }
@@ -142,10 +153,10 @@ impl DatagramSocket for UdpSocket {
         let before = packets.len();
         let one_by_one = self.rings.as_mut().is_some_and(DatagramPort::has_data);
         let room = match one_by_one {
-            true => buffer.get_mut(..PACKET_ROOM).unwrap_or_default(),
+            true => buffer.get_mut(..self.room).unwrap_or_default(),
             false => buffer,
         };
-        if let Err(errno) = datagrams::receive(self.socket.as_fd(), room, packets)
+        if let Err(errno) = datagrams::receive(self.socket.as_fd(), (room, self.room), packets)
             && errno != Errno::AGAIN
         {
             tracing::debug!(%errno, "a UDP port reports an error");
@@ -156,6 +167,10 @@ impl DatagramSocket for UdpSocket {
                 Some(arrived) => rings.arrived(arrived),
             }
         }
+    }
+
+    fn room(&self) -> usize {
+        self.room
     }
 
     fn has_more(&mut self) -> bool {

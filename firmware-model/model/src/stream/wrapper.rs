@@ -227,6 +227,10 @@ impl<W: DatagramWrapper> DatagramSocket for W {
         DatagramWrapper::receive(self, buffer, packets);
     }
 
+    fn room(&self) -> usize {
+        self.inner().room()
+    }
+
     fn has_more(&mut self) -> bool {
         self.inner_mut().has_more()
     }

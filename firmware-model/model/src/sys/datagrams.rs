@@ -14,6 +14,8 @@ use urnic_wire::roce::{MAX_HEADER_LEN, MAX_TRAILER_LEN};
 pub const MAX_PAYLOAD: usize = 4096;
 /// Bytes for a packet.
 pub const PACKET_ROOM: usize = (MAX_HEADER_LEN + MAX_PAYLOAD + MAX_TRAILER_LEN).next_multiple_of(64);
+/// Bytes for a packet of any length.
+pub const LONG_ROOM: usize = 64 << 10;
 /// Packets that go to or come from the kernel in one call.
 pub const BATCH: usize = 16;
 
@@ -35,8 +37,8 @@ pub struct Outgoing {
 /// A packet that was received.
 #[derive(Debug, Clone, Copy)]
 pub struct Incoming {
-    /// Its length in bytes; the packet at index n of a batch begins n · [`PACKET_ROOM`] bytes into
-    /// the buffer.
+    /// Its length in bytes; the packet at index n of a batch begins n times the room of a packet
+    /// into the buffer.
     pub len: usize,
     /// The source address of the packet.
     pub source: SocketAddr,
@@ -71,6 +73,36 @@ pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
         libc::IP_MTU_DISCOVER,
         libc::IP_PMTUDISC_DO,
     )
+}
+
+/// Makes a socket send a packet in fragments that is longer than the path's MTU, as far as the
+/// system knows that (`IP_PMTUDISC_WANT`).
+pub(crate) fn allow_fragments(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
+    if ipv6 {
+        set(
+            socket,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_WANT,
+        )?;
+    }
+    // Also for an IPv6 socket: it may carry IPv4.
+    set(
+        socket,
+        libc::IPPROTO_IP,
+        libc::IP_MTU_DISCOVER,
+        libc::IP_PMTUDISC_WANT,
+    )
+}
+
+/// The MTU of the path to which a socket is connected, with all headers.
+pub(crate) fn path_mtu(socket: BorrowedFd<'_>, ipv6: bool) -> Result<usize, Errno> {
+    let (level, name) = match ipv6 {
+        true => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+        false => (libc::IPPROTO_IP, libc::IP_MTU),
+    };
+    let (mtu, _) = get(socket, level, name, 0u32)?;
+    Ok(mtu as usize)
 }
 
 /// Makes the system return packets that did not arrive; see [`refused`].
@@ -340,14 +372,14 @@ pub(crate) fn send(
     usize::try_from(done).map_err(|_| last_errno())
 }
 
-/// Receives packets with one call, at most [`BATCH`] and as many as have room: packet n at
-/// n · [`PACKET_ROOM`] of `buffer`.
+/// Receives packets with one call, at most [`BATCH`] and as many as have room, which is `room`
+/// bytes of `buffer` each.
 ///
 /// # Errors
 /// `EAGAIN` when there is none; those of recvmmsg(2).
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
-    buffer: &mut [u8],
+    (buffer, room): (&mut [u8], usize),
     packets: &mut Vec<Incoming>,
 ) -> Result<(), Errno> {
     let mut places: Batch<Place> = batch();
@@ -356,7 +388,7 @@ pub(crate) fn receive(
     for ((place, header), room) in places
         .iter_mut()
         .zip(&mut headers)
-        .zip(buffer.as_chunks_mut::<PACKET_ROOM>().0)
+        .zip(buffer.chunks_exact_mut(room))
     {
         let place = place.write(Place {
             name: Name::UNSET,

@@ -6,7 +6,7 @@
 
 use crate::host::{Piece, PieceMut};
 use crate::stream::{
-    Answers, Ends, FullOperation, Listener, Network, Probing, QpNumbers, Stream, StreamError,
+    Answers, Ends, FullOperation, Listener, Network, Probing, QpNumbers, Received, Stream, StreamError,
 };
 use crate::time::Nanos;
 use rustix::fd::BorrowedFd;
@@ -23,6 +23,8 @@ use urnic_sync::{Mutex, MutexGuard};
 pub struct Conditions {
     /// The time from one end to the other.
     pub latency: Duration,
+    /// Up to this much later, each message for itself. Nothing for a stream of bytes.
+    pub jitter: Duration,
     /// Most bytes that one send takes or one receive gives; each is cut at random below. 0 = as
     /// many as there are.
     pub chunk: usize,
@@ -42,6 +44,7 @@ impl Default for Conditions {
     fn default() -> Conditions {
         Conditions {
             latency: Duration::from_micros(10),
+            jitter: Duration::ZERO,
             chunk: 0,
             capacity: 1 << 20,
             mss: 65483,
@@ -51,11 +54,24 @@ impl Default for Conditions {
     }
 }
 
+/// What one send took.
+#[derive(Debug)]
+struct Flying {
+    /// When it arrives.
+    at: u64,
+    bytes: Vec<u8>,
+    /// A message that arrived before its turn was offered to be placed.
+    was_offered: bool,
+    /// Bytes after these that were placed.
+    placed: usize,
+}
+
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Pipe {
-    /// Bytes in flight and when they arrive.
-    flying: VecDeque<(u64, Vec<u8>)>,
+    flying: VecDeque<Flying>,
+    /// How much later than others the next message arrives.
+    delay: u64,
     unread: usize,
     /// Instead of that of the conditions.
     capacity: Option<usize>,
@@ -95,16 +111,31 @@ impl Link {
         u64::try_from(self.conditions.latency.as_nanos()).unwrap_or(u64::MAX)
     }
 
+    /// When what a direction sends now arrives.
+    fn arrival(&mut self, direction: usize) -> u64 {
+        let mut arrival = self.now() + self.latency();
+        let jitter = u64::try_from(self.conditions.jitter.as_nanos()).unwrap_or(u64::MAX);
+        if self.conditions.messages && jitter > 0 {
+            arrival += self.random() % jitter;
+        }
+        arrival + std::mem::take(&mut self.pipes[direction].delay)
+    }
+
     /// A length from 1 to `len`, or all of it when nothing is cut.
     fn cut(&mut self, len: usize) -> usize {
         if self.conditions.chunk == 0 || self.conditions.messages || len <= 1 {
             return len;
         }
+        1 + self.random() as usize % len.min(self.conditions.chunk)
+    }
+
+    /// A number of 31 bits.
+    fn random(&mut self) -> u64 {
         // SplitMix64.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        1 + (x >> 33) as usize % len.min(self.conditions.chunk)
+        x >> 33
     }
 }
 
@@ -149,6 +180,11 @@ impl Wire {
         self.lock().pipes[direction].capacity = Some(capacity);
     }
 
+    /// The next message of a direction arrives this much later; those after it do not.
+    pub fn delay_next(&self, direction: usize, delay: Duration) {
+        self.lock().pipes[direction].delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+    }
+
     /// Records the bytes that a direction sends from now on, for [`recorded`](Self::recorded).
     pub fn record(&self, direction: usize) {
         self.lock().pipes[direction].record = Some(Vec::new());
@@ -176,8 +212,10 @@ impl Wire {
             return None;
         }
         let times = link.pipes.iter().flat_map(|p| {
-            let first = p.flying.front().map(|(at, _)| *at);
-            first.or(p.fin)
+            let first = p.flying.front().map(|first| first.at);
+            let others = p.flying.iter().skip(1).map(|other| other.at);
+            let others = others.filter(|_| link.conditions.messages);
+            first.or(p.fin).into_iter().chain(others)
         });
         times.filter(|at| *at > link.now()).min().map(Nanos)
     }
@@ -256,7 +294,7 @@ impl Stream for SimStream {
             // SAFETY: a simulation's memory stays in place as long as its devices exist.
             at += unsafe { piece.copy_out(&mut bytes[at..]) };
         }
-        let arrival = link.now() + link.latency();
+        let at = link.arrival(self.end);
         let pipe = &mut link.pipes[self.end];
         if let Some(record) = &mut pipe.record {
             record.push(bytes.clone());
@@ -272,7 +310,12 @@ impl Stream for SimStream {
         }
         pipe.taken += len as u64;
         pipe.unread += len;
-        pipe.flying.push_back((arrival, bytes));
+        pipe.flying.push_back(Flying {
+            at,
+            bytes,
+            was_offered: false,
+            placed: 0,
+        });
         if pipe.cut_at.is_some_and(|at| pipe.taken >= at) {
             link.closed_with = Some(Errno::CONNRESET);
         }
@@ -290,9 +333,9 @@ impl Stream for SimStream {
         let mut left = link.cut(room);
         let messages = link.conditions.messages;
         let pipe = &mut link.pipes[1 - self.end];
-        if messages && let Some((_, message)) = pipe.flying.front() {
-            assert!(message.len() <= room, "a message would be cut");
-            left = message.len();
+        if messages && let Some(message) = pipe.flying.front() {
+            assert!(message.bytes.len() <= room, "a message would be cut");
+            left = message.bytes.len();
         }
         let mut got = 0;
         let mut pieces = into.iter_mut().map(|piece| piece.first(usize::MAX));
@@ -304,15 +347,17 @@ impl Stream for SimStream {
                 piece = pieces.next();
                 continue;
             }
-            let Some((_, bytes)) = pipe.flying.front_mut().filter(|(at, _)| *at <= now) else {
+            let Some(first) = pipe.flying.front_mut().filter(|first| first.at <= now) else {
                 break;
             };
+            let bytes = &mut first.bytes;
             let n = bytes.len().min(left);
             // SAFETY: a simulation's memory stays in place as long as its devices exist, and no
             // reference into it exists during a call.
             let n = unsafe { target.copy_in(&bytes[..n]) };
             bytes.drain(..n);
             if bytes.is_empty() {
+                pipe.unread -= first.placed;
                 pipe.flying.pop_front();
             }
             (got, left) = (got + n, left - n);
@@ -329,6 +374,38 @@ impl Stream for SimStream {
         }
     }
 
+    fn receive_message(&mut self, into: &mut [u8]) -> Result<Received, StreamError> {
+        let first = |link: &Link| {
+            link.pipes[1 - self.end]
+                .flying
+                .front()
+                .map_or(0, |first| first.placed)
+        };
+        let placed = first(&self.wire.lock());
+        let len = self.receive_bytes(into)?;
+        Ok(Received { len, placed })
+    }
+
+    fn place_early(&mut self, place: &mut dyn FnMut(&[u8]) -> usize) -> bool {
+        let mut link = self.wire.lock();
+        let (now, is_silent) = (link.now(), link.silent.is_some() || link.closed_with.is_some());
+        let flying = &mut link.pipes[1 - self.end].flying;
+        let is_due = |message: &Flying| message.at <= now;
+        if is_silent || flying.front().is_none_or(is_due) {
+            return false;
+        }
+        let mut early = flying
+            .iter_mut()
+            .filter(|message| is_due(message) && !message.was_offered);
+        let Some(early) = early.next() else {
+            return false;
+        };
+        early.was_offered = true;
+        early.placed = place(&early.bytes);
+        early.bytes.truncate(early.bytes.len() - early.placed);
+        true
+    }
+
     fn peek(&mut self) -> Result<bool, StreamError> {
         let link = self.wire.lock();
         if let Some(errno) = link.closed_with {
@@ -336,7 +413,7 @@ impl Stream for SimStream {
         }
         let pipe = &link.pipes[1 - self.end];
         let now = link.now();
-        let arrived = pipe.flying.front().is_some_and(|(at, _)| *at <= now);
+        let arrived = pipe.flying.front().is_some_and(|first| first.at <= now);
         let ended = pipe.flying.is_empty() && pipe.fin.is_some_and(|at| at <= now);
         if link.silent.is_some() || !(arrived || ended) {
             return Err(StreamError::WouldBlock);
@@ -378,14 +455,14 @@ impl Stream for SimStream {
         let (now, pipe) = (link.now(), &link.pipes[self.end]);
         let sent = |arrival: &u64| arrival.saturating_sub(link.latency());
         let lost = |arrival: &u64| *arrival > link.silent.unwrap_or(now);
-        let flying = || pipe.flying.iter().filter(|(at, _)| lost(at));
-        let unacknowledged = flying().map(|(_, bytes)| bytes.len()).sum::<usize>() as u32;
+        let flying = || pipe.flying.iter().filter(|flying| lost(&flying.at));
+        let unacknowledged = flying().map(|flying| flying.bytes.len()).sum::<usize>() as u32;
         let Some(silent) = link.silent else {
             let zero = Duration::ZERO;
             return Some(Answers::of_silence(zero, unacknowledged, zero, zero));
         };
         let time = |since: Option<u64>| Nanos(now).since(Nanos(since.unwrap_or(now).max(silent)));
-        let oldest = flying().next().map(|(at, _)| sent(at));
+        let oldest = flying().next().map(|flying| sent(&flying.at));
         let (sent, asked) = (time(oldest), time(pipe.asked));
         Some(Answers::of_silence(
             time(Some(silent)),

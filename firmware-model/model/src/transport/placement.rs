@@ -41,11 +41,40 @@ impl Cursor {
         }
     }
 
+    /// The place of the byte `at` of the list; `None` if the list is shorter.
+    pub(crate) fn of_byte(list: &impl Fn(usize) -> Option<Sge>, at: usize) -> Option<Cursor> {
+        let mut cursor = Cursor::default();
+        let mut left = at;
+        while left > 0 {
+            let n = cursor.access(list, left, Need::LocalWrite)?.len as usize;
+            cursor.advance(n);
+            left -= n;
+        }
+        Some(cursor)
+    }
+
     /// Moves on within the element.
     #[inline]
     pub(crate) fn advance(&mut self, n: usize) {
         self.offset += n as u32;
     }
+}
+
+/// Moves over the list's next `len` bytes, whose places are checked as if they were written.
+pub(crate) fn pass(
+    pd: u32,
+    env: &Env<'_>,
+    list: impl Fn(usize) -> Option<Sge>,
+    cursor: &mut Cursor,
+    len: usize,
+) -> Result<(), Violation> {
+    let mut left = len;
+    while left > 0 {
+        let (_, n) = window(pd, env, &list, cursor, left)?;
+        cursor.advance(n);
+        left -= n;
+    }
+    Ok(())
 }
 
 /// Copies `bytes` to the list's next places. `pd` is the protection domain of the list: a shared

@@ -57,6 +57,8 @@ struct Net {
     travelling: Vec<(Duration, usize, Vec<u8>)>,
     /// The packets that were sent, with the sending end.
     log: Vec<(usize, Vec<u8>)>,
+    /// The most bytes of a packet of each end.
+    packet_len: [usize; 2],
 }
 
 impl Net {
@@ -75,6 +77,7 @@ impl Net {
             sent: 0,
             travelling: Vec::new(),
             log: Vec::new(),
+            packet_len: [0, 1].map(|end| settings(PORTS[end]).packet_len.max(560)),
         }
     }
 
@@ -89,7 +92,7 @@ impl Net {
             self.ends[from].advance(self.now);
             while let Some((to, packet)) = self.ends[from].next_packet() {
                 assert_eq!(to, address(1 - from));
-                assert_is_whole(&packet);
+                assert_is_whole(&packet, self.packet_len[from]);
                 self.log.push((from, packet.clone()));
                 let fate = self.fates.get(self.sent).copied().unwrap_or(9);
                 self.sent += 1;
@@ -157,8 +160,8 @@ fn sctp_01_both_ends_say_that_they_speak_ddp() {
 }
 
 /// A packet is not fragmented, and has no part of a message.
-fn assert_is_whole(packet: &[u8]) {
-    assert!(packet.len() <= 1452, "no packet is fragmented");
+fn assert_is_whole(packet: &[u8], packet_len: usize) {
+    assert!(packet.len() <= packet_len, "no packet is fragmented");
     let packet = Packet::parse(packet).expect("a packet");
     let mut data = packet.chunks().filter_map(|chunk| chunk.expect("a chunk").data());
     assert!(
@@ -304,7 +307,7 @@ fn associations_are_limited() {
 fn sctp_02_and_08_what_is_no_ddp_ends_the_association() {
     let mut net = Net::new(&[]);
     let [ours, theirs] = net.connected();
-    let long = vec![0; net.ends[0].longest() + 1];
+    let long = vec![0; settings(PORTS[0]).longest_message() + 1];
     let now = net.now;
     let mut send = |stream, message| net.ends[0].send(ours, (stream, Contents::Segment), message, now);
     assert_eq!(send(0, long), Err(SendError::Invalid));
@@ -398,7 +401,7 @@ fn sctp_31_a_short_message_is_not_delayed() {
 fn sctp_28_a_packet_has_room_for_an_acknowledgement() {
     let mut net = Net::new(&[]);
     let [ours, _] = net.connected();
-    let longest = vec![0; net.ends[0].longest()];
+    let longest = vec![0; settings(PORTS[0]).longest_message()];
     let sent = net.ends[0].send(ours, (0, Contents::Segment), longest, net.now);
     assert_eq!(sent, Ok(()));
     let (_, packet) = net.ends[0].next_packet().expect("a packet");
@@ -413,8 +416,40 @@ fn sctp_08_a_message_may_always_have_516_bytes() {
             ..settings(1)
         };
         assert_eq!(settings.longest_message(), longest, "{packet_len}");
-        assert_eq!(Endpoint::new(settings, [1; 16]).longest(), longest);
     }
+}
+
+/// Each end measures the path in its direction; neither knows what the other found.
+#[test]
+fn sctp_08_each_end_has_the_packets_of_its_path() {
+    let mut net = Net::new(&[]);
+    net.packet_len = [8972, 600];
+    net.ends[0].measure_paths(|to| if to == address(1) { 8972 } else { 0 });
+    net.ends[1].measure_paths(|to| if to == address(0) { 600 } else { 0 });
+    let ids = net.connected();
+    assert_eq!(net.ends[0].longest(ids[0]), 8928);
+    assert_eq!(net.ends[1].longest(ids[1]), 556);
+    for from in 0..2 {
+        let longest = net.ends[from].longest(ids[from]);
+        let mut send = |len| net.ends[from].send(ids[from], (0, Contents::Segment), vec![7; len], net.now);
+        assert_eq!(send(longest + 1), Err(SendError::Invalid));
+        for _ in 0..3 {
+            assert_eq!(send(longest), Ok(()));
+        }
+        for _ in 0..100 {
+            net.step();
+        }
+        let (to, now) = (1 - from, net.now);
+        for _ in 0..3 {
+            let message = net.ends[to].take(ids[to], now).expect("a message");
+            assert_eq!(message.data.len(), longest);
+        }
+    }
+    let longest_of = |end| {
+        let of_end = net.log.iter().filter(|(from, _)| *from == end);
+        of_end.map(|(_, packet)| packet.len()).max()
+    };
+    assert_eq!([longest_of(0), longest_of(1)], [Some(8956), Some(584)]);
 }
 
 /// RFC 9260 §3.3.2.1: IPv4 Address, IPv6 Address, Host Name Address.

@@ -44,11 +44,12 @@ struct Plan {
 
 fn plans() -> impl Strategy<Value = Plan> {
     let network = (any::<u64>(), 0..20u64, 0..8u64, prop_oneof![Just(0), 0..800u64]);
-    let sizes = (400..=1452usize, 1500..64_000usize);
+    let packet_len = prop_oneof![400..=1452usize, 400..9000usize];
+    let sizes = (packet_len, 1500..64_000usize);
     let use_of_it = (1..=8u16, 1..400usize, prop_oneof![Just(0), 1..100usize], 1..20u64);
     (network, sizes, use_of_it).prop_map(|(network, sizes, use_of_it)| {
         let (seed, loss, latency, outage) = network;
-        let (packet_len, window) = sizes;
+        let (packet_len, window) = (sizes.0, sizes.1.max(sizes.0));
         let (streams, count, longest, reads) = use_of_it;
         Plan {
             seed,
@@ -107,7 +108,7 @@ fn run(plan: &Plan) {
     let mut net = Net::of(plan_settings, &all_fates, STEP * plan.latency as u32);
     let ids = net.connected();
     net.outage = Duration::from_millis(plan.outage);
-    let longest = net.ends[0].longest();
+    let longest = net.ends[0].longest(ids[0]);
     let mut unsent = [0, 1].map(|_| messages(&mut random, plan, longest));
     let mut expected = unsent.clone();
     let mut came = [Vec::new(), Vec::new()];
@@ -160,7 +161,7 @@ proptest! {
 fn new_messages_wait_for_retransmissions() {
     let mut net = Net::of(settings, &[], STEP);
     let [ours, _] = net.connected();
-    let longest = net.ends[0].longest();
+    let longest = net.ends[0].longest(ours);
     net.outage = Duration::from_secs(3);
     for _ in 0..2 {
         let long = vec![1; longest];

@@ -9,7 +9,7 @@ use crate::queues::Overflow;
 use crate::rdmap::attachment::WithoutReceive;
 use crate::rdmap::explain::Lost;
 use crate::rdmap::framing::Framed;
-use crate::rdmap::inbound::Rdmap;
+use crate::rdmap::inbound::{Rdmap, Ulpdu};
 use crate::rdmap::startup::Startup;
 use crate::rdmap::terminate::{Outgoing, Received};
 use crate::rdmap::watch::Check;
@@ -104,8 +104,8 @@ impl Engine {
         if due(self.rnr_wait.deadline()) {
             // The message still waits; `terminate` ends that.
             self.rnr_wait = RnrWait::Endless;
-            let ulpdu = self.parked.front().unwrap_or_default();
-            let message = terminate_for(TerminateError::DdpNoBuffer, ulpdu, ulpdu.len(), None);
+            let ulpdu = self.parked.front().unwrap_or(Ulpdu::from(&[][..]));
+            let message = terminate_for(TerminateError::DdpNoBuffer, ulpdu.bytes, ulpdu.len(), None);
             self.terminate(message, QpFault::TerminateSent, env, stream);
         }
         match self.progress {

@@ -9,7 +9,7 @@ use crate::llp::{Arrived, Llp, LlpError};
 use crate::probes;
 use crate::queues::Overflow;
 use crate::rdmap::explain::Lost;
-use crate::rdmap::inbound::{Parked, Rdmap, Segment};
+use crate::rdmap::inbound::{Parked, Rdmap, Segment, Ulpdu};
 use crate::rdmap::requester::Requester;
 use crate::rdmap::responder::Refusal;
 use crate::rdmap::terminate::{Outgoing, Received};
@@ -83,7 +83,10 @@ impl Engine {
                 _ if self.input != Input::Open || env.is_stopped() => return self.outcome(),
                 Filled::All if budget == 0 => return RxOutcome::More,
                 Filled::All => {}
-                Filled::Short | Filled::Nothing => return self.outcome(),
+                Filled::Short | Filled::Nothing => {
+                    self.place_early(env, stream);
+                    return self.outcome();
+                }
                 Filled::Fin => {
                     self.input = Input::Ended;
                     continue;
@@ -137,6 +140,16 @@ impl Engine {
         Ok(more)
     }
 
+    /// Places what can be placed of the messages that have arrived before their turn.
+    fn place_early(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
+        // Parked messages wait for the program: more than they need not be placed.
+        let is_idle = self.parked.is_empty() && !self.concluding && self.input == Input::Open;
+        if !is_idle || !matches!(self.llp, Some(Llp::Messages(_))) {
+            return;
+        }
+        while !env.is_stopped() && stream.place_early(&mut |ulpdu| self.rdmap.place_early(env, ulpdu)) {}
+    }
+
     /// Counts the processed bytes of the peer.
     #[inline]
     pub(super) fn note_progress(&mut self) {
@@ -171,7 +184,7 @@ impl Engine {
             match self.rdmap.receive(env, ulpdu) {
                 Ok(()) => {}
                 Err(Refusal::Stall) => break,
-                Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
+                Err(refusal) => return Err(Stop::new(refusal, ulpdu.bytes, ulpdu.len())),
             }
             self.parked.release();
             // The next message has its own waiting time.
@@ -211,7 +224,7 @@ impl Engine {
                 break;
             };
             let position = queue.position();
-            delivered = admit(&mut self.rdmap, &mut self.parked, env, position, ulpdu);
+            delivered = admit(&mut self.rdmap, &mut self.parked, env, position, ulpdu.into());
             if delivered.is_ok() {
                 queue.consume();
                 ulpdus += 1;
@@ -302,7 +315,10 @@ fn hand_up(
             Ok(false) => break Ok(false),
             Err(error) => break Err(Stop::Llp(error)),
         }
-        let ulpdu = arrived.ulpdu();
+        let ulpdu = Ulpdu {
+            bytes: arrived.ulpdu(),
+            placed: arrived.placed(),
+        };
         let admitted = admit(rdmap, parked, env, arrived.position(), ulpdu);
         rdmap.startup.fpdu_received(env, admitted.is_ok());
         if let Err(stop) = admitted {
@@ -324,17 +340,17 @@ pub(super) fn admit(
     parked: &mut Parked,
     env: &mut Env<'_>,
     position: u64,
-    ulpdu: &[u8],
+    ulpdu: Ulpdu<'_>,
 ) -> Result<(), Stop> {
-    if !parked.stops(ulpdu) {
+    if !parked.stops(ulpdu.bytes) {
         match rdmap.receive(env, ulpdu) {
             Ok(()) => return Ok(()),
             Err(Refusal::Stall) => {}
-            Err(refusal) => return Err(Stop::new(refusal, ulpdu, ulpdu.len())),
+            Err(refusal) => return Err(Stop::new(refusal, ulpdu.bytes, ulpdu.len())),
         }
     }
     if parked.keep(position, ulpdu) {
-        rdmap.note_parked(ulpdu);
+        rdmap.note_parked(ulpdu.bytes);
         Ok(())
     } else {
         Err(Stop::Stall)

@@ -288,7 +288,13 @@ impl Engine {
             mpa.rx.accept(env.buffers, bytes);
             return Ok(false);
         };
-        let admitted = admit(&mut self.rdmap, &mut self.parked, env, mpa.rx.position(), ulpdu);
+        let admitted = admit(
+            &mut self.rdmap,
+            &mut self.parked,
+            env,
+            mpa.rx.position(),
+            ulpdu.into(),
+        );
         self.rdmap.startup.fpdu_received(env, admitted.is_ok());
         match &admitted {
             Ok(()) => {

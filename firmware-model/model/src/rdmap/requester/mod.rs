@@ -1173,6 +1173,23 @@ pub(super) struct Pending {
     pub(super) cursor: Cursor,
 }
 
+impl Pending {
+    /// Where `len` bytes of a Response with this header belong in the sink, if they do and are
+    /// missing.
+    fn offset_of(&self, header: &TaggedHeader, len: usize) -> Option<usize> {
+        self.request.as_ref()?;
+        let missing = self.placed as usize..self.len as usize;
+        let at = usize::try_from(header.to.checked_sub(self.sink_to)?).ok()?;
+        let end = at.checked_add(len)?;
+        let fits = self.answer == Answer::Read
+            && header.stag == self.sink_stag
+            && missing.start <= at
+            && end <= missing.end
+            && header.last == (end == missing.end);
+        fits.then_some(at)
+    }
+}
+
 /// All pending Reads, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Reads(VecDeque<Pending>);
@@ -1251,6 +1268,41 @@ impl Reads {
         let list = |n| pending.request.as_ref().and_then(|(_, wqe)| sq.element(wqe, n));
         placement::scatter(env.qp.pd, env, list, &mut pending.cursor, bytes)?;
         pending.placed += bytes.len() as u32;
+        Ok(())
+    }
+
+    /// Places the payload of a Response that comes before its turn, if it fits exactly one Read.
+    pub(super) fn place_early(
+        &self,
+        env: &Env<'_>,
+        sq: &SendQueue,
+        header: &TaggedHeader,
+        payload: &[u8],
+    ) -> Option<()> {
+        let mut fitting = self.0.iter().filter_map(|pending| {
+            let at = pending.offset_of(header, payload.len())?;
+            Some((pending, at))
+        });
+        let (pending, at) = fitting.next()?;
+        if fitting.next().is_some() {
+            return None;
+        }
+        let list = |n| pending.request.as_ref().and_then(|(_, wqe)| sq.element(wqe, n));
+        let mut cursor = Cursor::of_byte(&list, at)?;
+        placement::scatter(env.qp.pd, env, list, &mut cursor, payload).ok()
+    }
+
+    /// Passes over `len` bytes of the Response that was checked, which were placed before its turn.
+    pub(super) fn pass(&mut self, env: &Env<'_>, sq: &SendQueue, len: usize) -> Result<(), Violation> {
+        if self.is_discarded() {
+            return Ok(());
+        }
+        let Some(pending) = self.0.front_mut() else {
+            return Err(Violation::Bounds);
+        };
+        let list = |n| pending.request.as_ref().and_then(|(_, wqe)| sq.element(wqe, n));
+        placement::pass(env.qp.pd, env, list, &mut pending.cursor, len)?;
+        pending.placed += len as u32;
         Ok(())
     }
 

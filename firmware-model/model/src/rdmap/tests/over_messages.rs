@@ -13,6 +13,8 @@ type Scripted = ScriptedOver<true>;
 mod ddp_rows;
 #[path = "delivery_rows.rs"]
 mod delivery_rows;
+#[path = "early_rows.rs"]
+mod early_rows;
 #[path = "ending_rows.rs"]
 mod ending_rows;
 #[path = "extension_rows.rs"]

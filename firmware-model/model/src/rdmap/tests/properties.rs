@@ -104,11 +104,13 @@ fn scenario() -> impl Strategy<Value = Scenario> {
     let chunk = prop_oneof![Just(0usize), 1..20usize, 20..5000usize];
     let capacity = prop_oneof![1..200usize, 200..100_000usize];
     let flags = (any::<bool>(), any::<[bool; 2]>(), any::<bool>(), any::<bool>());
-    (mss, chunk, capacity, flags, 1..5u32, any::<u64>()).prop_map(
-        |(mss, chunk, capacity, (crc, markers, native, delivered), ord, seed)| {
+    let jitter = prop::sample::select(vec![0u64, 5, 100]);
+    (mss, chunk, (capacity, jitter), flags, 1..5u32, any::<u64>()).prop_map(
+        |(mss, chunk, (capacity, jitter), (crc, markers, native, delivered), ord, seed)| {
             let latency = Duration::from_micros(10);
             let conditions = Conditions {
                 latency,
+                jitter: Duration::from_micros(jitter),
                 chunk,
                 capacity: capacity.max(chunk),
                 mss,

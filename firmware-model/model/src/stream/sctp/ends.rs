@@ -1,8 +1,8 @@
 //! The streams and listeners that the device has.
 
 use super::super::descriptor::Descriptor;
-use super::super::{Ends, FullOperation, Listener, QpNumbers, Stream, StreamError};
-use super::session::Session;
+use super::super::{Ends, FullOperation, Listener, QpNumbers, Received, Stream, StreamError};
+use super::session::{LEAST_LONGEST, Session};
 use super::sessions::{SessionId, SharedSessions};
 use super::thread::Thread;
 use crate::host::{Piece, PieceMut};
@@ -12,7 +12,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use urnic_wire::sctp::chunk::MIN_MULPDU;
+use urnic_sctp::order::Message;
 
 /// The longest wait for the thread to close a port, and the pause between two looks.
 const CLOSING: Duration = Duration::from_millis(200);
@@ -54,6 +54,18 @@ impl SctpStream {
         let gone = StreamError::Closed(Errno::CONNRESET);
         self.sessions.lock().get(self.id).map_or(Err(gone), act)
     }
+
+    /// The next message; `None`: the peer's last one was read.
+    fn next(&mut self) -> Result<Option<Message>, StreamError> {
+        let mut sessions = self.sessions.lock();
+        let gone = StreamError::Closed(Errno::CONNRESET);
+        let message = sessions.get(self.id).map_or(Err(gone), Session::read)?;
+        if sessions.leaves_some {
+            // The thread may take more out of the receive window.
+            self.thread.ask();
+        }
+        Ok(message)
+    }
 }
 
 impl Stream for SctpStream {
@@ -81,21 +93,42 @@ impl Stream for SctpStream {
 
     /// Only into memory of our own. A message that is longer is cut.
     fn receive(&mut self, into: &mut [PieceMut<'_>]) -> Result<usize, StreamError> {
-        let mut sessions = self.sessions.lock();
-        let gone = StreamError::Closed(Errno::CONNRESET);
-        let message = sessions.get(self.id).map_or(Err(gone), Session::read)?;
-        if sessions.leaves_some {
-            // The thread may take more out of the receive window.
-            self.thread.ask();
-        }
-        drop(sessions);
-        let Some(message) = message else { return Ok(0) };
-        let mut left = &message[..];
+        let Some(message) = self.next()? else { return Ok(0) };
+        let mut left = &message.data[..];
         let mut filled = 0;
         for piece in PieceMut::as_io_slices(into) {
             filled += left.read(piece).unwrap_or(0);
         }
         Ok(filled)
+    }
+
+    fn receive_message(&mut self, into: &mut [u8]) -> Result<Received, StreamError> {
+        let (data, placed) = match self.next()? {
+            Some(message) => (message.data, message.placed),
+            None => (Vec::new(), 0),
+        };
+        let len = (&data[..]).read(into).unwrap_or(0);
+        Ok(Received { len, placed })
+    }
+
+    /// The sessions are not locked during `place`: a copy into memory of the program may wait for
+    /// the program.
+    fn place_early(&mut self, place: &mut dyn FnMut(&[u8]) -> usize) -> bool {
+        let early = self.with(|session| Ok(session.next_early()));
+        let Ok(Some((ssn, segment))) = early else {
+            return false;
+        };
+        let placed = place(&segment);
+        if placed > 0 {
+            let kept = segment.len().saturating_sub(placed);
+            // Only this end reads the session, so the segment still waits, unless the session has
+            // ended.
+            let _ = self.with(|session| {
+                session.note_placed(ssn, kept);
+                Ok(())
+            });
+        }
+        true
     }
 
     fn peek(&mut self) -> Result<bool, StreamError> {
@@ -135,9 +168,7 @@ impl Stream for SctpStream {
 
     fn mss(&self) -> u32 {
         let longest = self.with(|session| Ok(session.longest()));
-        longest.map_or(u32::from(MIN_MULPDU), |longest| {
-            u32::try_from(longest).unwrap_or(u32::MAX)
-        })
+        u32::try_from(longest.unwrap_or(LEAST_LONGEST)).unwrap_or(u32::MAX)
     }
 
     fn established(&mut self) -> Result<bool, Errno> {

@@ -3,8 +3,9 @@
 //! limits are those of the socket, and one whose messages are not taken does not delay another.
 
 use super::super::descriptor::{Descriptor, Descriptors};
-use super::super::{ANYWHERE, LONGEST_MESSAGE, family, own_address_towards, plain, socket};
+use super::super::{ANYWHERE, LONGEST_MESSAGE, family, plain, socket};
 use super::endpoint::Endpoint;
+use super::path::own_address_towards;
 use crate::sys::sctp::{self, Arrived, Destination, Notification};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};

@@ -13,6 +13,7 @@ mod endpoint;
 mod ends;
 mod kernel;
 mod over_udp;
+mod path;
 mod port;
 mod session;
 mod sessions;
@@ -26,6 +27,7 @@ use endpoint::{Endpoint, MakeEndpoint};
 use ends::{SctpListener, SctpStream};
 use kernel::KernelEndpoint;
 use over_udp::UdpEndpoint;
+use path::{PACKET_LEN, own_address_towards, packet_len};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use sessions::{Sessions, SharedSessions};
@@ -36,9 +38,6 @@ use thread::{NewPort, Thread};
 use urnic_sctp::endpoint::Settings;
 use urnic_sync::Mutex;
 
-/// Bytes of an SCTP packet: with the headers of UDP and IPv6 it fits the smallest link of IPv6 (RFC
-/// 8200 §5), so also the inside of any tunnel.
-const PACKET_LEN: usize = 1280 - 48;
 /// Messages that may be in a receive window: as many as fit it, of the shortest kind.
 const MOST_UNREAD: usize = 64 << 10;
 
@@ -185,6 +184,7 @@ impl Sctp {
             shared: false,
             ipv6_only: listens.unwrap_or(true),
             reports_refused: true,
+            long_packets: true,
         };
         let socket = self.network.bind_datagrams(local, options)?;
         let local = socket.local();
@@ -199,7 +199,8 @@ impl Sctp {
             ..Settings::of_port(local.port())
         };
         let make = move || -> Box<dyn Endpoint> {
-            let library = urnic_sctp::endpoint::Endpoint::new(settings, random);
+            let mut library = urnic_sctp::endpoint::Endpoint::new(settings, random);
+            library.measure_paths(move |remote| packet_len(remote, local.ip()));
             Box::new(UdpEndpoint::new(library, socket, traffic_class))
         };
         Ok((local, Box::new(make)))
@@ -253,7 +254,7 @@ impl Network for Sctp {
         let from = match local.filter(|local| !local.ip().is_unspecified()) {
             Some(local) => local,
             None => {
-                let mut from = super::own_address_towards(remote)?;
+                let mut from = own_address_towards(remote)?;
                 from.set_port(local.map_or(0, |local| local.port()));
                 from
             }

@@ -1,6 +1,6 @@
 //! SCTP from a library, [`urnic_sctp`], in the datagrams of a UDP port (RFC 6951).
 
-use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing, PACKET_ROOM};
+use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing};
 use super::endpoint::Endpoint;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -32,13 +32,14 @@ impl UdpEndpoint {
         socket: Box<dyn DatagramSocket>,
         traffic_class: u8,
     ) -> UdpEndpoint {
+        let room = socket.room();
         UdpEndpoint {
             library,
             bound: socket.local().ip(),
             socket: Some(socket),
             traffic_class,
             addresses: HashMap::new(),
-            room: vec![0; BATCH * PACKET_ROOM],
+            room: vec![0; BATCH * room],
             arrived: Vec::with_capacity(BATCH),
             sending: Vec::new(),
         }
@@ -50,7 +51,7 @@ impl UdpEndpoint {
         if let Some(socket) = &mut self.socket {
             socket.receive(&mut self.room, &mut arrived);
         }
-        for (packet, room) in arrived.iter().zip(self.room.chunks(PACKET_ROOM)) {
+        for (packet, room) in arrived.iter().zip(self.room.chunks(self.room.len() / BATCH)) {
             let bytes = room.get(..packet.len).unwrap_or_default();
             self.library.receive(packet.source, bytes, now);
         }
@@ -186,8 +187,8 @@ impl Endpoint for UdpEndpoint {
         self.library.streams(id)
     }
 
-    fn longest(&self, _: AssociationId) -> usize {
-        self.library.longest()
+    fn longest(&self, id: AssociationId) -> usize {
+        self.library.longest(id)
     }
 
     fn has_room(&self, id: AssociationId, stream: u16) -> bool {

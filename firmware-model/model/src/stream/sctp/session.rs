@@ -6,8 +6,11 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use urnic_sctp::order::{Incoming, Message, Outgoing};
-use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, MIN_MULPDU, SSN_LEN};
+use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, MIN_MULPDU, SSN_LEN, Ssn};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
+
+/// The longest message, without its DDP-SSN, of an association whose packets are the shortest.
+pub(super) const LEAST_LONGEST: usize = MIN_MULPDU as usize - SSN_LEN;
 
 /// Most messages, and most bytes, of a session that have come and were not read. No peer reaches
 /// them that keeps to its receive window and to the limit of RFC 5043 §10.
@@ -78,7 +81,7 @@ impl Session {
         Session {
             ends,
             established: false,
-            longest: MIN_MULPDU.into(),
+            longest: LEAST_LONGEST,
             incoming: Incoming::new(MOST_UNREAD, MOST_UNREAD_BYTES),
             outgoing: Outgoing::default(),
             unsent: VecDeque::new(),
@@ -114,7 +117,7 @@ impl Session {
     /// this is.
     pub(super) fn establish(&mut self, longest: usize) {
         self.established = true;
-        self.longest = longest.saturating_sub(SSN_LEN).max(MIN_MULPDU.into());
+        self.longest = longest.saturating_sub(SSN_LEN).max(LEAST_LONGEST);
         self.notify();
     }
 
@@ -266,7 +269,7 @@ impl Session {
     }
 
     /// Takes a message of the peer, with its DDP-SSN. Returns whether the next message can be read,
-    /// which could not before.
+    /// or one can be placed early, which could not before.
     ///
     /// # Errors
     /// `EPROTO`: no legal sequence has it.
@@ -287,7 +290,7 @@ impl Session {
         if contents == Contents::Segment && self.by_peer && !self.accepted {
             return Err(Errno::PROTO);
         }
-        let could = self.incoming.front().is_some();
+        let (could, had_early) = (self.incoming.front().is_some(), self.has_early());
         let inserted = self.incoming.insert(contents, message);
         inserted.map_err(|error| {
             tracing::debug!("a DDP session: {error}");
@@ -300,7 +303,25 @@ impl Session {
             self.drop_input();
             return Ok(false);
         }
-        Ok(!could && self.incoming.front().is_some())
+        Ok(!could && self.incoming.front().is_some() || !had_early && self.has_early())
+    }
+
+    fn has_early(&self) -> bool {
+        self.full_operation && self.incoming.has_early()
+    }
+
+    /// The next segment that came before its turn, each only once.
+    pub(super) fn next_early(&mut self) -> Option<(Ssn, Vec<u8>)> {
+        if !self.has_early() {
+            return None;
+        }
+        let (ssn, segment) = self.incoming.next_early()?;
+        Some((ssn, segment.to_vec()))
+    }
+
+    /// The bytes of a segment after the first `kept` ones were placed.
+    pub(super) fn note_placed(&mut self, ssn: Ssn, kept: usize) {
+        self.incoming.note_placed(ssn, kept);
     }
 
     /// Reads and drops what has come.
@@ -354,13 +375,13 @@ impl Session {
     }
 
     /// Reads the next message; `None`: the peer's last one.
-    pub(super) fn read(&mut self) -> Result<Option<Vec<u8>>, StreamError> {
+    pub(super) fn read(&mut self) -> Result<Option<Message>, StreamError> {
         let is_message = self.peek()?;
         let Some(message) = self.incoming.take() else {
             return Ok(None);
         };
         self.note_read(&message);
-        Ok(is_message.then_some(message.data))
+        Ok(is_message.then_some(message))
     }
 
     /// Bytes that have come and were not read.

@@ -32,7 +32,7 @@ const PAGE: usize = 4096;
 /// A queue pair with its queues and memory.
 #[derive(Debug)]
 pub(crate) struct Node {
-    identity: Identity,
+    pub(crate) identity: Identity,
     pub(crate) engine: Engine,
     pub(crate) stream: Box<dyn Stream>,
     pub(crate) memory: Arc<MemoryTable>,

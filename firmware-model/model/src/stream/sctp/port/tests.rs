@@ -175,7 +175,8 @@ impl Net {
     }
 
     fn read(&self, end: usize, id: SessionId) -> Result<Option<Vec<u8>>, StreamError> {
-        self.with(end, id, Session::read)
+        let read = self.with(end, id, Session::read)?;
+        Ok(read.map(|message| message.data))
     }
 
     /// A session in full operation: its ends, and the number of its streams.
@@ -374,6 +375,45 @@ fn sctp_13_and_30_much_may_come_while_a_message_is_missing() {
         assert_eq!(fault, Ok(()), "step {step}: {sent} were sent, {read} read");
     }
     assert!(read > 5000 && most > 100 << 10, "{read} read, {most} bytes kept");
+}
+
+/// What can be placed meanwhile takes no room.
+#[test]
+fn ddp_s_05_and_sctp_13_what_is_placed_early_takes_no_room() {
+    let mut net = Net::new();
+    let ([near, far], _) = net.accepted();
+    let segment = vec![7; 1000];
+    net.directions[0].lost.store(1, Ordering::Relaxed);
+    let mut placed = 0;
+    for _ in 0..10 {
+        for _ in 0..40 {
+            net.with(0, near, |session| session.send(&segment).unwrap());
+        }
+        net.run(10);
+        net.with(1, far, |session| {
+            while let Some((ssn, early)) = session.next_early() {
+                assert_eq!(early, segment);
+                session.note_placed(ssn, 14);
+                placed += 1;
+            }
+            assert_eq!(session.unread(), 14 * placed);
+        });
+        assert_eq!(net.read(1, far), Err(StreamError::WouldBlock));
+    }
+    assert!(placed > 100, "{placed}");
+    net.directions[0].lost.store(0, Ordering::Relaxed);
+    let mut read = Vec::new();
+    while read.len() < 400 {
+        assert!(net.now < Duration::from_secs(30), "{} were read", read.len());
+        net.run(1);
+        while let Ok(message) = net.with(1, far, Session::read) {
+            let message = message.expect("no end");
+            read.push((message.data.len(), message.placed));
+        }
+    }
+    assert_eq!(read[0], (1000, 0));
+    assert_eq!(read[1..=placed], vec![(14, 986); placed]);
+    assert!(read[placed + 1..].iter().all(|of| *of == (1000, 0)));
 }
 
 /// A session that always has something to send leaves others their turns.

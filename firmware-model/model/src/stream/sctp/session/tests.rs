@@ -4,6 +4,7 @@ use super::*;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::sctp::sessions::new_eventfd;
 use proptest::prelude::*;
+use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use urnic_wire::sctp::chunk::Ssn;
 
@@ -19,6 +20,11 @@ fn session() -> Session {
     let mut session = Session::new(ends, Arc::new(notification));
     session.establish(1000);
     session
+}
+
+/// The bytes of the next message.
+fn read(session: &mut Session) -> Result<Option<Vec<u8>>, StreamError> {
+    Ok(session.read()?.map(|message| message.data))
 }
 
 fn control(function: Function) -> Vec<u8> {
@@ -63,7 +69,7 @@ fn accepted() -> Session {
         active.arrived(Contents::SessionControl, &numbered(0, &accept)),
         Ok(true)
     );
-    assert_eq!(active.read(), Ok(Some(accept)));
+    assert_eq!(read(&mut active), Ok(Some(accept)));
     active.enter_full_operation();
     active
 }
@@ -98,21 +104,69 @@ fn sctp_12_numbers_wrap_within_a_session() {
         for (contents, message) in taken(&mut near, false) {
             assert_eq!(far.arrived(contents, &message), Ok(true));
         }
-        assert_eq!(far.read(), Ok(Some(number.to_be_bytes().to_vec())));
+        assert_eq!(read(&mut far), Ok(Some(number.to_be_bytes().to_vec())));
+    }
+}
+
+/// The limits of an association count the DDP-SSN, those of DDP do not.
+#[test]
+fn sctp_08_the_longest_message_has_room_for_its_number() {
+    let mut session = session();
+    assert_eq!(session.longest(), 1000 - SSN_LEN);
+    for longest in [0, 516] {
+        session.establish(longest);
+        assert_eq!(session.longest(), 514, "of {longest}");
     }
 }
 
 #[test]
 fn sctp_13_segments_are_read_in_the_order_of_their_numbers() {
     let mut active = accepted();
-    assert_eq!(segment(&mut active, 3, b"three"), Ok(false));
+    assert_eq!(segment(&mut active, 3, b"three"), Ok(true), "it may be placed");
     assert_eq!(segment(&mut active, 2, b"two"), Ok(false));
-    assert_eq!(active.read(), Err(StreamError::WouldBlock));
+    assert_eq!(read(&mut active), Err(StreamError::WouldBlock));
     assert_eq!(segment(&mut active, 1, b"one"), Ok(true), "the reader is told");
     for expected in ["one", "two", "three"] {
-        assert_eq!(active.read(), Ok(Some(expected.into())));
+        assert_eq!(read(&mut active), Ok(Some(expected.into())));
     }
-    assert_eq!(active.read(), Err(StreamError::WouldBlock));
+    assert_eq!(read(&mut active), Err(StreamError::WouldBlock));
+}
+
+#[test]
+fn ddp_s_05_a_segment_may_be_placed_before_its_turn() {
+    let mut active = accepted();
+    assert_eq!(active.next_early(), None);
+    assert_eq!(segment(&mut active, 3, b"three"), Ok(true), "the device may look");
+    assert_eq!(
+        segment(&mut active, 2, b"two"),
+        Ok(false),
+        "it has not looked yet"
+    );
+    assert_eq!(active.next_early(), Some((Ssn(2), b"two".to_vec())));
+    assert_eq!(active.next_early(), Some((Ssn(3), b"three".to_vec())));
+    assert_eq!(active.next_early(), None, "each only once");
+    active.note_placed(Ssn(3), 2);
+    assert_eq!((active.unread(), active.unread_messages()), (5, 2));
+    assert_eq!(segment(&mut active, 4, b"four"), Ok(true));
+    assert_eq!(active.read().unwrap_err(), StreamError::WouldBlock);
+    assert_eq!(
+        segment(&mut active, 3, b"three"),
+        Err(Errno::PROTO),
+        "a repeated one"
+    );
+    assert_eq!(segment(&mut active, 1, b"one"), Ok(true));
+    let mut next = || {
+        active
+            .read()
+            .unwrap()
+            .map(|message| (message.data, message.placed))
+    };
+    assert_eq!(next(), Some((b"one".to_vec(), 0)));
+    assert_eq!(next(), Some((b"two".to_vec(), 0)));
+    assert_eq!(next(), Some((b"th".to_vec(), 3)));
+    assert_eq!(next(), Some((b"four".to_vec(), 0)));
+    assert_eq!(active.next_early(), None, "its turn has come");
+    assert_eq!((active.unread(), active.unread_messages()), (0, 0));
 }
 
 #[test]
@@ -127,14 +181,14 @@ fn sctp_06_and_13_a_segment_waits_for_the_accept_before_it() {
         active.arrived(Contents::SessionControl, &numbered(0, &accept)),
         Ok(true)
     );
-    assert_eq!(active.read(), Ok(Some(accept)));
+    assert_eq!(read(&mut active), Ok(Some(accept)));
     assert_eq!(
-        active.read(),
+        read(&mut active),
         Err(StreamError::WouldBlock),
         "not before full operation"
     );
     active.enter_full_operation();
-    assert_eq!(active.read(), Ok(Some(b"first".to_vec())));
+    assert_eq!(read(&mut active), Ok(Some(b"first".to_vec())));
 }
 
 #[test]
@@ -161,7 +215,7 @@ fn sctp_22_a_terminate_does_not_overtake_the_message_before_it() {
     let mut passive = session();
     let initiate = numbered(0, &control(Function::Initiate));
     passive.arrived(Contents::SessionControl, &initiate).unwrap();
-    passive.read().unwrap();
+    read(&mut passive).unwrap();
     passive.send(&control(Function::Accept)).unwrap();
     taken(&mut passive, false);
     let cancel = numbered(1, &TERMINATE);
@@ -202,7 +256,7 @@ fn sctp_07_what_no_legal_sequence_has_ends_the_session() {
         let mut active = accepted();
         assert_eq!(active.arrived(Contents::Segment, wrong), Err(Errno::PROTO));
         active.refuse(Errno::PROTO);
-        assert_eq!(active.read(), Err(StreamError::Closed(Errno::PROTO)));
+        assert_eq!(read(&mut active), Err(StreamError::Closed(Errno::PROTO)));
         assert_eq!(active.send(b"more"), Err(StreamError::Closed(Errno::PROTO)));
         assert_eq!(
             taken(&mut active, true),
@@ -216,7 +270,7 @@ fn sctp_07_what_no_legal_sequence_has_ends_the_session() {
     active
         .arrived(Contents::SessionControl, &numbered(1, &initiate))
         .unwrap();
-    assert_eq!(active.read(), Err(StreamError::Closed(Errno::PROTO)));
+    assert_eq!(read(&mut active), Err(StreamError::Closed(Errno::PROTO)));
 }
 
 #[test]
@@ -225,15 +279,15 @@ fn sctp_07_and_18_nothing_is_read_after_the_last_message() {
     for is_early in [true, false] {
         let mut active = accepted();
         if is_early {
-            assert_eq!(segment(&mut active, 3, b"beyond"), Ok(false));
+            assert_eq!(segment(&mut active, 3, b"beyond"), Ok(true));
         }
         segment(&mut active, 1, b"one").unwrap();
         active
             .arrived(Contents::SessionControl, &numbered(2, &last))
             .unwrap();
-        assert_eq!(active.read(), Ok(Some(b"one".to_vec())));
-        assert_eq!(active.read(), Ok(None), "the Terminate");
-        assert_eq!(active.read(), Ok(None));
+        assert_eq!(read(&mut active), Ok(Some(b"one".to_vec())));
+        assert_eq!(read(&mut active), Ok(None), "the Terminate");
+        assert_eq!(read(&mut active), Ok(None));
         assert_eq!((active.unread(), active.unread_messages()), (0, 0));
         if !is_early {
             assert_eq!(segment(&mut active, 3, b"beyond"), Err(Errno::PROTO));
@@ -254,8 +308,8 @@ fn sctp_18_a_terminate_before_the_accept_ends_both_directions() {
     taken(&mut active, false);
     let refused = numbered(0, &TERMINATE);
     active.arrived(Contents::SessionControl, &refused).unwrap();
-    assert_eq!(active.read(), Ok(Some(TERMINATE.to_vec())));
-    assert_eq!(active.read(), Ok(None));
+    assert_eq!(read(&mut active), Ok(Some(TERMINATE.to_vec())));
+    assert_eq!(read(&mut active), Ok(None));
     active.close();
     assert_eq!(taken(&mut active, true), [], "it is not answered by another one");
     assert!(active.is_over());
@@ -307,6 +361,8 @@ struct End {
     /// What was submitted, and what was read.
     submitted: Vec<Vec<u8>>,
     read: Vec<Vec<u8>>,
+    /// What was placed early, by the number of its message.
+    placed: HashMap<u16, Vec<u8>>,
     /// In flight to this end, and arrived here.
     flying: Vec<(Contents, Vec<u8>)>,
     came: Vec<(Contents, Vec<u8>)>,
@@ -322,6 +378,7 @@ fn end() -> End {
         session: session(),
         submitted: Vec::new(),
         read: Vec::new(),
+        placed: HashMap::new(),
         flying: Vec::new(),
         came: Vec::new(),
         terminates: 0,
@@ -408,10 +465,20 @@ impl Two {
         if self.ends[at].closed {
             return;
         }
-        match self.ends[at].session.read() {
+        let end = &mut self.ends[at];
+        // An odd one cannot be placed.
+        while let Some((ssn, segment)) = end.session.next_early() {
+            if segment.len() % 2 == 0 {
+                end.session.note_placed(ssn, 1);
+                assert!(end.placed.insert(ssn.0, segment[1..].to_vec()).is_none());
+            }
+        }
+        match end.session.read() {
             Ok(Some(message)) => {
-                assert!(!self.ends[at].saw_end, "nothing is read after the end");
-                self.ends[at].read.push(message);
+                assert!(!end.saw_end, "nothing is read after the end");
+                let placed = end.placed.remove(&(end.read.len() as u16)).unwrap_or_default();
+                assert_eq!(message.placed, placed.len());
+                end.read.push([message.data, placed].concat());
                 self.act_on(at);
             }
             Ok(None) => self.ends[at].saw_end = true,
@@ -522,7 +589,7 @@ fn sctp_07_a_segment_before_the_accept_ends_a_session_of_the_peer() {
     passive.by_peer = true;
     let initiate = numbered(0, &control(Function::Initiate));
     assert_eq!(passive.arrived(Contents::SessionControl, &initiate), Ok(true));
-    assert_eq!(passive.read(), Ok(Some(control(Function::Initiate))));
+    assert_eq!(read(&mut passive), Ok(Some(control(Function::Initiate))));
     let segment = numbered(1, b"segment");
     assert_eq!(passive.arrived(Contents::Segment, &segment), Err(Errno::PROTO));
     passive.send(&control(Function::Accept)).unwrap();
