@@ -12,7 +12,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use urnic_faults::Network;
 use urnic_model::capture::CaptureFile;
-use urnic_model::{BusyPoll, DeviceAddress, ModelConfig, Reach};
+use urnic_model::{BusyPoll, DeviceAddress, ModelConfig, Reach, SctpTransport};
 use urnic_process::gids::Gid;
 use urnic_process::gids::GidTable;
 use urnic_process::log::{Log, LogFilter};
@@ -52,6 +52,9 @@ pub(crate) struct Offer {
     /// The way to peers on the same host
     #[arg(long, value_name = "WAY", value_enum, default_value_t = SameHost::Auto)]
     same_host: SameHost,
+    /// What carries the packets of connections over SCTP
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = Transport::Udp)]
+    sctp_transport: Transport,
     /// How long a function's thread polls a connection for the next RDMA Write, Read or atomic of
     /// the peer before it sleeps, in microseconds up to 10000. 0: it always sleeps
     #[arg(long, value_name = "US", default_value_t = micros(BusyPoll::default().limit), value_parser = clap::value_parser!(u16).range(0..=10_000))]
@@ -111,6 +114,28 @@ pub(crate) enum SameHost {
     Auto,
     /// TCP
     Off,
+}
+
+/// What carries the packets of SCTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Transport {
+    /// UDP: SCTP is a library in the server
+    Udp,
+    /// IP: SCTP is the kernel's, whose module is needed. --pcap does not have its packets
+    Kernel,
+    /// UDP: SCTP is the kernel's, and packets go to the UDP port with the number of the peer's SCTP
+    /// port
+    KernelUdp,
+}
+
+impl From<Transport> for SctpTransport {
+    fn from(transport: Transport) -> SctpTransport {
+        match transport {
+            Transport::Udp => SctpTransport::Udp,
+            Transport::Kernel => SctpTransport::Kernel,
+            Transport::KernelUdp => SctpTransport::KernelUdp,
+        }
+    }
 }
 
 /// An address argument.
@@ -266,6 +291,7 @@ impl Offer {
                 addresses,
                 reach,
                 same_host: self.same_host == SameHost::Auto,
+                sctp: self.sctp_transport.into(),
                 busy_poll: BusyPoll {
                     limit: Duration::from_micros(self.busy_poll_limit.into()),
                     share: self.busy_poll_share,

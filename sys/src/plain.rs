@@ -71,12 +71,12 @@ plain! {
 
 numbers! {
     u32 libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sockaddr_in libc::sockaddr_in6
-    libc::sockaddr_storage libc::tcp_info
+    libc::sctp_rcvinfo libc::sctp_sndinfo libc::sockaddr_storage libc::tcp_info
 }
 
 unpadded! {
-    libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sockaddr_in libc::sockaddr_in6
-    libc::sockaddr_storage
+    libc::c_int libc::cmsghdr libc::in_pktinfo libc::in6_pktinfo libc::sctp_sndinfo libc::sockaddr_in
+    libc::sockaddr_in6 libc::sockaddr_storage
 }
 
 // SAFETY: numbers.

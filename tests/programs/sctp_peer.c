@@ -12,6 +12,7 @@
  *   size BYTES     of a Send
  *   tagged         active: writes into the memory of a passive sctp_peer, and reads that back
  *   reject         passive: rejects every session
+ *   ordered        sends its chunks in order, which RFC 5043 §10 forbids
  *   rping N        active: is a client of rping for N pings; passive (any N): is a server of rping
  *
  * The layers, from below: an association (a socket), chunks with their DDP-SSN (a session is the
@@ -91,7 +92,7 @@ struct session {
 #define OFFSET 0x1000
 
 static struct {
-	bool active, enhanced, tagged, reject;
+	bool active, enhanced, tagged, reject, ordered;
 	int encap, adaptation, sessions, rounds, sends, rping;
 	size_t size;
 } options = { .adaptation = ADAPTATION_DDP, .sessions = 1, .rounds = 1, .sends = 1, .size = 64 };
@@ -177,7 +178,8 @@ static void send_chunk(struct session *session, uint32_t ppid, struct iovec head
 		struct cmsghdr header;
 		char bytes[CMSG_SPACE(sizeof(struct sctp_sndinfo))];
 	} control = { { CMSG_LEN(sizeof(struct sctp_sndinfo)), IPPROTO_SCTP, SCTP_SNDINFO } };
-	struct sctp_sndinfo info = { .snd_sid = session->stream, .snd_flags = SCTP_UNORDERED, .snd_ppid = htonl(ppid) };
+	int order = options.ordered ? 0 : SCTP_UNORDERED;
+	struct sctp_sndinfo info = { .snd_sid = session->stream, .snd_flags = order, .snd_ppid = htonl(ppid) };
 	memcpy(CMSG_DATA(&control.header), &info, sizeof info);
 	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 3 };
 	message.msg_control = &control;
@@ -684,7 +686,8 @@ static int take_option(char **words)
 		int *number;
 	} known[] = {
 		{ "enhanced", .flag = &options.enhanced }, { "tagged", .flag = &options.tagged },
-		{ "reject", .flag = &options.reject },	   { "encap", .number = &options.encap },
+		{ "reject", .flag = &options.reject },	   { "ordered", .flag = &options.ordered },
+		{ "encap", .number = &options.encap },
 		{ "adaptation", .number = &options.adaptation }, { "sessions", .number = &options.sessions },
 		{ "rounds", .number = &options.rounds }, { "sends", .number = &options.sends },
 		{ "rping", .number = &options.rping },

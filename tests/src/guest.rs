@@ -26,7 +26,7 @@ use crate::wait::{free_port, until};
 pub const HOST: &str = "10.0.2.2";
 
 /// The programs that tests run in the guest.
-const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin sctp_peer ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
+const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin sctp_peer ibv_rc_pingpong ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
 
 /// siw's own parameters.
 pub const DEFAULTS: [(&str, u8); 4] = [

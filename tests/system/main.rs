@@ -51,6 +51,7 @@ mod same_host;
 mod sanitizers;
 mod sctp;
 mod sctp_kernel;
+mod sctp_kernel_sockets;
 mod serve;
 mod served;
 mod several_devices;

@@ -12,7 +12,7 @@ use urnic_model::capture::{Capture, CaptureFile};
 use urnic_model::config::DescriptorWatch;
 use urnic_model::{
     BusyPoll, Device, DeviceAddress, FailedCall, HostMemory, Interrupts, ModelConfig, OwnProcess,
-    RemoteMemory, ThreadStart, host::fault,
+    RemoteMemory, SctpTransport, ThreadStart, host::fault,
 };
 
 use urnic_device::bus::{Bus, Mapping, QueueMemory, Signal, SignalHandler};
@@ -93,6 +93,8 @@ pub struct Options {
     pub busy_poll: BusyPoll,
     /// The device's connections follow the plan of faults, in which the device has this name.
     pub faulty: Option<String>,
+    /// What carries the packets of SCTP.
+    pub sctp: SctpTransport,
     /// It places the last byte of a segment of a Write first.
     pub last_first: bool,
 }
@@ -119,6 +121,7 @@ impl InprocBus {
             capture: options.capture,
             faulty: options.faulty,
             last_first: options.last_first,
+            sctp: options.sctp,
             descriptors: Some(DESCRIPTORS),
             thread_start: ThreadStart(threads::start),
             ..ModelConfig::default()

@@ -14,7 +14,7 @@ use urnic_device::bus::Bus;
 use urnic_model::BusyPoll;
 use urnic_model::capture::CaptureFile;
 
-use urnic_config::{Config, Device, Placement, SameHost};
+use urnic_config::{Config, Device, Placement, SameHost, SctpTransport};
 use urnic_process::gids::GidTable;
 use urnic_process::program;
 
@@ -49,6 +49,11 @@ pub fn open(config: &Config, gids: &GidTable, shared: &Shared) -> Result<Arc<dyn
                 capture,
                 faulty,
                 last_first: config.placement == Placement::LastFirst,
+                sctp: match config.sctp.transport {
+                    SctpTransport::Udp => urnic_model::SctpTransport::Udp,
+                    SctpTransport::Kernel => urnic_model::SctpTransport::Kernel,
+                    SctpTransport::KernelUdp => urnic_model::SctpTransport::KernelUdp,
+                },
             };
             Ok(inproc::InprocBus::start(gids, options)?)
         }

@@ -12,7 +12,8 @@ use urnic_wire::mpa::startup::RtrKey;
 use crate::error::{Error, Source};
 use crate::names::{MAX_DEVICES, is_name};
 use crate::settings::{
-    CmPorts, Completion, Config, Identity, Llp, Placement, RealDevices, SameHost, Strict, VfioApi,
+    CmPorts, Completion, Config, Identity, Llp, Placement, RealDevices, SameHost, SctpTransport, Strict,
+    VfioApi,
 };
 use crate::values::{
     device, either, milliseconds, number, path, ports, rtr_frame, rtr_types, seconds, show_path,
@@ -221,9 +222,9 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "llp",
         takes: "tcp or sctp",
-        help: "The lower layer of connections, which the peer must have, too: MPA over TCP, or SCTP (RFC 5043) in UDP. A listener has each that \
-               the option, or the same of a [[peer]] section, names, at one number of port. With sctp bytes go over UDP on one host, too, \
-               instead of through shared memory, and queue pairs of kind UC stay with TCP. mpa.revision and the timeouts of mpa apply to SCTP, \
+        help: "The lower layer of connections, which the peer must have, too: MPA over TCP, or SCTP (RFC 5043), in UDP unless sctp.transport says otherwise. A listener has each that \
+               the option, or the same of a [[peer]] section, names, at one number of port. With sctp bytes go over SCTP on one host, \
+               too, instead of through shared memory, and queue pairs of kind UC stay with TCP. mpa.revision and the timeouts of mpa apply to SCTP, \
                too.",
         set: |c, text| Llp::named(text).map(|v| c.llp = v),
         show: |c| c.llp.name().to_owned(),
@@ -341,6 +342,15 @@ pub const OPTIONS: &[Opt] = &[
             };
             name.to_owned()
         },
+    },
+    Opt {
+        key: "sctp.transport",
+        takes: "udp, kernel or kernel-udp",
+        help: "What carries the packets of llp=sctp. udp: UDP, by a library in the process, without privileges. kernel: IP, by the kernel's SCTP \
+               sockets (the module sctp), for peers without SCTP over UDP; it is faster, but pcap and faults of packets do not act on it. \
+               kernel-udp: UDP, by the kernel, to the UDP port with the number of the peer's SCTP port; net.sctp.udp_port is the kernel's own.",
+        set: |c, text| SctpTransport::named(text).map(|v| c.sctp.transport = v),
+        show: |c| c.sctp.transport.name().to_owned(),
     },
     Opt {
         key: "native.listen",

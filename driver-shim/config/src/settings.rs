@@ -178,9 +178,29 @@ choice! {
         /// MPA over TCP (RFC 5044).
         #[default]
         Tcp = "tcp",
-        /// SCTP (RFC 5043), in UDP.
+        /// SCTP (RFC 5043).
         Sctp = "sctp",
     }
+}
+
+choice! {
+    /// What carries the packets of SCTP, for the device in the process.
+    SctpTransport {
+        /// UDP; SCTP is a library in the process.
+        #[default]
+        Udp = "udp",
+        /// IP; SCTP is the kernel's.
+        Kernel = "kernel",
+        /// UDP; SCTP is the kernel's.
+        KernelUdp = "kernel-udp",
+    }
+}
+
+/// SCTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sctp {
+    /// What carries its packets.
+    pub transport: SctpTransport,
 }
 
 /// Addresses with separate options: a `[[peer]]` of the file. Native connections have of these
@@ -383,6 +403,8 @@ pub struct Config {
     pub busy_poll: BusyPoll,
     /// MPA start-up.
     pub mpa: Mpa,
+    /// SCTP.
+    pub sctp: Sctp,
     /// Native connections.
     pub native: Native,
     /// Connections made with rdma_cm.
@@ -437,6 +459,7 @@ impl Default for Config {
                 strict_depths: false,
                 rtr_frame: None,
             },
+            sctp: Sctp::default(),
             native: Native {
                 listen: None,
                 port_range: None,

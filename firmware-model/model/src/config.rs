@@ -2,6 +2,7 @@
 
 use crate::capture::Capture;
 pub use crate::stream::descriptor::DescriptorWatch;
+pub use crate::stream::sctp::SctpTransport;
 pub use crate::sys::thread_start::{ThreadMain, ThreadStart};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -140,6 +141,8 @@ pub struct ModelConfig {
     pub same_host: bool,
     /// Busy-polling by the device's thread.
     pub busy_poll: BusyPoll,
+    /// What carries the packets of SCTP. Captures and faults of packets do not act on the kernel's.
+    pub sctp: SctpTransport,
     /// Longest that a stream without a queue pair is kept until the peer has acknowledged all.
     pub linger: Duration,
     /// The watch that is informed of the device's file descriptors.
@@ -169,6 +172,7 @@ impl Default for ModelConfig {
             rfc7306: true,
             same_host: false,
             busy_poll: BusyPoll::default(),
+            sctp: SctpTransport::default(),
             linger: Duration::from_secs(3),
             descriptors: None,
             thread_start: ThreadStart::default(),

@@ -40,7 +40,7 @@ pub mod timed;
 pub mod transport;
 mod tuning;
 
-pub use config::{BusyPoll, DeviceAddress, Limits, ModelConfig, Reach, ThreadStart};
+pub use config::{BusyPoll, DeviceAddress, Limits, ModelConfig, Reach, SctpTransport, ThreadStart};
 pub use counters::{Counter, Counters};
 pub use device::{Device, DoorbellPages, Interrupts};
 pub use host::{HostMemory, OwnProcess, Piece, PieceMut, RemoteMemory, RemoteWord, Unreachable};

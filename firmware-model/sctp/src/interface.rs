@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use urnic_wire::sctp::chunk::Contents;
 
-/// An association of an endpoint.
+/// An association of an endpoint, by its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AssociationId(pub(crate) u64);
+pub struct AssociationId(pub u64);
 
 /// The other end of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -156,10 +156,11 @@ pub mod listen {
 pub mod llp {
     /// MPA over TCP (RFC 5044).
     pub const TCP: u32 = 0;
-    /// SCTP in UDP (RFC 5043, RFC 6951), with feature [`SCTP`](crate::command::features::SCTP).
-    /// The stream is a pair of SCTP streams, and what the host sends and receives in streaming
-    /// mode are messages of session control, each whole: the device adds and removes their
-    /// DDP-SSN. The ports of the address are those of UDP and of SCTP.
+    /// SCTP (RFC 5043), in UDP (RFC 6951) or in IP, which the device's configuration decides; with
+    /// feature [`SCTP`](crate::command::features::SCTP). The stream is a pair of SCTP streams, and
+    /// what the host sends and receives in streaming mode are messages of session control, each
+    /// whole: the device adds and removes their DDP-SSN. The port of the address is SCTP's, and
+    /// that of UDP.
     pub const SCTP: u32 = 1;
 }
 

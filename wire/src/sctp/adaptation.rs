@@ -18,7 +18,8 @@ use core::fmt;
 pub const PARAMETER_LEN: usize = 8;
 
 const TYPE: u16 = 0xc006;
-const DDP: u32 = 1;
+/// The Adaptation Code Point of DDP.
+pub const DDP: u32 = 1;
 
 /// What an end of an association says of its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

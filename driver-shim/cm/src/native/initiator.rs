@@ -76,7 +76,8 @@ impl Engine {
             let peer = connecting.params.peer.address;
             if self.config.llp_facing(peer.ip()) == Llp::Sctp {
                 tracing::warn!(
-                    "qp {qpn:#08x}: no connection to {peer} over SCTP in UDP (llp=sctp, which the peer must have, too)"
+                    "qp {qpn:#08x}: no connection to {peer} over SCTP (the peer must have llp=sctp, too, and an \
+                     sctp.transport that fits)"
                 );
             }
             if let Some(sid) = connecting.stream {

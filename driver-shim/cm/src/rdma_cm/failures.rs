@@ -160,12 +160,12 @@ impl Display for OverLlp {
         }
         match self.cause {
             Cause::Refused(Errno::CONNREFUSED, _) => {
-                f.write_str("no program listens there over SCTP in UDP (llp=sctp, which the peer must have, too)")
+                f.write_str("no program listens there over SCTP (the peer must have llp=sctp, too, and an sctp.transport that fits)")
             }
             Cause::Refused(Errno::CONNRESET, _) => f.write_str("the host aborted the SCTP association"),
             Cause::Refused(Errno::TIMEDOUT, _) | Cause::Silent(_) => f.write_str(
-                "no answer over SCTP in UDP: the host is down, a firewall drops packets, or the peer does not \
-                 have llp=sctp",
+                "no answer over SCTP: the host is down, a firewall drops packets, or the peer does not have \
+                 llp=sctp and an sctp.transport that fits",
             ),
             Cause::NoFrame(time, _) => write!(
                 f,

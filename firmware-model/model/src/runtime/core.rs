@@ -19,7 +19,7 @@ use crate::stream::datagram::DatagramSocket;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
 use crate::stream::same_host::SameHost;
-use crate::stream::sctp::Sctp;
+use crate::stream::sctp::{Sctp, SctpSettings};
 use crate::stream::tcp::Tcp;
 use crate::stream::{Ends, Network, Stream};
 use crate::table::Table;
@@ -192,14 +192,13 @@ impl Core {
             Some(observer) => Arc::new(Timed::new(network, observer)),
             None => network,
         };
-        let sctp = match schedule.readiness {
-            Some(_) => Some(Sctp::new(
-                network.clone(),
-                descriptors.clone(),
-                config.thread_start,
-            )),
-            None => None,
+        let settings = SctpSettings {
+            transport: config.sctp,
+            is_watched: config.capture.is_some() || config.faulty.is_some(),
+            start: config.thread_start,
         };
+        let is_driven = schedule.readiness.is_some();
+        let sctp = is_driven.then(|| Sctp::new(network.clone(), settings, descriptors.clone()));
         Ok(Arc::new(Core {
             sctp,
             memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),

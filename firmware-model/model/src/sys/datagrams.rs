@@ -1,5 +1,6 @@
 //! Datagrams in batches, with their addresses in control messages (ip(7), ipv6(7)).
 
+use super::control::{Control, append, control_messages};
 use super::{get, last_errno, set};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
@@ -46,14 +47,6 @@ pub struct Incoming {
     /// The IP header's traffic class.
     pub traffic_class: u8,
 }
-
-/// Bytes for the control messages of a packet: its address, and its traffic class.
-const CONTROL_ROOM: usize = 128;
-
-/// Control messages of a packet, aligned as the kernel requires it.
-#[repr(C, align(8))]
-#[derive(Clone, Copy)]
-struct Control([u8; CONTROL_ROOM]);
 
 /// Makes a socket report the destination and the traffic class of packets, and send without
 /// fragments.
@@ -138,7 +131,7 @@ pub struct Refused {
 /// `EAGAIN` when there is none; those of recvmsg(2).
 pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Refused, Errno> {
     let mut name = Name::UNSET;
-    let mut control = Control([0; CONTROL_ROOM]);
+    let mut control = Control::EMPTY;
     let mut extent = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),
@@ -148,7 +141,7 @@ pub(crate) fn refused(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Refus
     header.msg_name = name.0.as_mut_ptr().cast();
     header.msg_namelen = name.0.len() as libc::socklen_t;
     header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = CONTROL_ROOM as _;
+    header.msg_controllen = Control::ROOM as _;
     // SAFETY: the header points to live memory of the lengths given, which nothing else accesses
     // during the call.
     let done = unsafe {
@@ -187,27 +180,6 @@ pub(crate) fn drops(socket: BorrowedFd<'_>) -> Option<u32> {
     (len == size_of_val(&values)).then(|| values[SK_MEMINFO_DROPS])
 }
 
-/// Appends a control message to `control`, of which `used` bytes are in use; returns how many are.
-fn append<T: Unpadded>(
-    control: &mut Control,
-    used: usize,
-    level: libc::c_int,
-    kind: libc::c_int,
-    value: T,
-) -> usize {
-    let header_len = size_of::<libc::cmsghdr>();
-    let len = header_len + size_of::<T>();
-    let end = used + len.next_multiple_of(align_of::<libc::cmsghdr>());
-    let Some(place) = control.0.get_mut(used..end) else {
-        return used;
-    };
-    let mut header = libc::cmsghdr::zeroes();
-    (header.cmsg_len, header.cmsg_level, header.cmsg_type) = (len as _, level, kind);
-    place[..header_len].copy_from_slice(header.as_bytes());
-    place[header_len..len].copy_from_slice(value.as_bytes());
-    end
-}
-
 /// The control messages of a packet; returns their length.
 fn control_of(packet: &Outgoing, ipv6: bool, control: &mut Control) -> usize {
     let used = match packet.source {
@@ -219,7 +191,7 @@ fn control_of(packet: &Outgoing, ipv6: bool, control: &mut Control) -> usize {
                 },
                 ipi_addr: libc::in_addr { s_addr: 0 },
             };
-            append(control, 0, libc::IPPROTO_IP, libc::IP_PKTINFO, info)
+            append(control, 0, libc::IPPROTO_IP, libc::IP_PKTINFO, info.as_bytes())
         }
         ip => {
             let info = libc::in6_pktinfo {
@@ -228,14 +200,26 @@ fn control_of(packet: &Outgoing, ipv6: bool, control: &mut Control) -> usize {
                 },
                 ipi6_ifindex: 0,
             };
-            append(control, 0, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
+            append(
+                control,
+                0,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_PKTINFO,
+                info.as_bytes(),
+            )
         }
     };
     let class = libc::c_int::from(packet.traffic_class);
     match packet.destination.ip() {
         _ if class == 0 => used,
-        IpAddr::V4(_) => append(control, used, libc::IPPROTO_IP, libc::IP_TOS, class),
-        IpAddr::V6(_) => append(control, used, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class),
+        IpAddr::V4(_) => append(control, used, libc::IPPROTO_IP, libc::IP_TOS, class.as_bytes()),
+        IpAddr::V6(_) => append(
+            control,
+            used,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_TCLASS,
+            class.as_bytes(),
+        ),
     }
 }
 
@@ -362,7 +346,7 @@ pub(crate) fn send(
                 iov_base: bytes.as_ptr().cast_mut().cast(),
                 iov_len: bytes.len(),
             },
-            control: Control([0; CONTROL_ROOM]),
+            control: Control::EMPTY,
         });
         let name_len = write_name(packet.destination, ipv6, &mut place.name);
         let control_len = control_of(packet, ipv6, &mut place.control);
@@ -412,9 +396,9 @@ pub(crate) fn receive(
                 iov_base: room.as_mut_ptr().cast(),
                 iov_len: room.len(),
             },
-            control: Control([0; CONTROL_ROOM]),
+            control: Control::EMPTY,
         });
-        header.write(message(place, size_of::<libc::sockaddr_in6>(), CONTROL_ROOM));
+        header.write(message(place, size_of::<libc::sockaddr_in6>(), Control::ROOM));
         count += 1;
     }
     // SAFETY: `count` headers are filled in; they point to live memory of the lengths given, which
@@ -449,20 +433,6 @@ pub(crate) fn receive(
         });
     }
     Ok(())
-}
-
-/// The control messages in `control`: their level, kind and value.
-fn control_messages(mut control: &[u8]) -> impl Iterator<Item = (libc::c_int, libc::c_int, &[u8])> {
-    const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
-    std::iter::from_fn(move || {
-        let header = libc::cmsghdr::parse(control)?;
-        // Of different types in glibc and musl.
-        let len: usize = header.cmsg_len as _;
-        let value = control.get(HEADER_LEN..len)?;
-        let step = len.next_multiple_of(align_of::<libc::cmsghdr>());
-        control = control.get(step..).unwrap_or_default();
-        Some((header.cmsg_level, header.cmsg_type, value))
-    })
 }
 
 /// The traffic class in the control messages of a received packet.

@@ -1,8 +1,10 @@
 //! The few system calls that rustix does not have. Through `libc::syscall`, which is neither
 //! interposed by us nor a cancellation point.
 
+mod control;
 pub(crate) mod datagrams;
 pub(crate) mod failed;
+pub(crate) mod sctp;
 pub(crate) mod thread_start;
 
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,15 +25,25 @@ fn set(
     name: libc::c_int,
     value: libc::c_int,
 ) -> Result<(), Errno> {
-    // SAFETY: `value` is live and as large as the call says.
+    set_bytes(socket, level, name, &value.to_ne_bytes())
+}
+
+/// Sets an option of a socket.
+fn set_bytes(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &[u8],
+) -> Result<(), Errno> {
+    // SAFETY: `value` is live and as long as the call says; the kernel only reads it.
     let done = unsafe {
         libc::syscall(
             libc::SYS_setsockopt,
             socket.as_raw_fd(),
             level,
             name,
-            &raw const value,
-            size_of::<libc::c_int>(),
+            value.as_ptr(),
+            value.len(),
         )
     };
     if done == 0 { Ok(()) } else { Err(last_errno()) }

@@ -2,7 +2,7 @@
 
 use super::super::descriptor::Descriptor;
 use super::super::{Ends, FullOperation, Listener, QpNumbers, Received, Stream, StreamError};
-use super::session::Session;
+use super::session::{LEAST_LONGEST, Session};
 use super::sessions::{SessionId, SharedSessions};
 use super::thread::Thread;
 use crate::host::{Piece, PieceMut};
@@ -167,8 +167,8 @@ impl Stream for SctpStream {
     }
 
     fn mss(&self) -> u32 {
-        let longest = self.with(|session| Ok(session.longest)).unwrap_or(0);
-        u32::try_from(longest).unwrap_or(u32::MAX)
+        let longest = self.with(|session| Ok(session.longest()));
+        u32::try_from(longest.unwrap_or(LEAST_LONGEST)).unwrap_or(u32::MAX)
     }
 
     fn established(&mut self) -> Result<bool, Errno> {

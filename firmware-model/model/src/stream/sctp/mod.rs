@@ -1,15 +1,18 @@
 //! DDP over SCTP (RFC 5043): a network whose streams carry messages. SCTP is the crate
-//! [`urnic_sctp`], without I/O; its packets are datagrams of UDP ports (RFC 6951) of another
-//! network, which may lose, record or report them.
+//! [`urnic_sctp`], without I/O, whose packets are datagrams of UDP ports (RFC 6951) of another
+//! network, which may lose, record or report them; or it is the kernel's.
 //!
 //! ```text
-//! SctpStream ──┐                                   ┌─ Endpoint: associations
-//! SctpStream ──┼─ Sessions: messages in the ─ Port ┤
-//! SctpListener ┘  order of their DDP-SSN           └─ DatagramSocket: packets
+//! SctpStream ──┐                                           ┌─ UdpEndpoint: the library,
+//! SctpStream ──┼─ Sessions: messages in the ─ Port ─ Endpoint    and a DatagramSocket
+//! SctpListener ┘  order of their DDP-SSN                   └─ KernelEndpoint: SCTP sockets
 //!          lock, eventfds                        the thread's
 //! ```
 
+mod endpoint;
 mod ends;
+mod kernel;
+mod over_udp;
 mod path;
 mod port;
 mod session;
@@ -20,14 +23,17 @@ use super::datagram::DatagramOptions;
 use super::descriptor::Descriptors;
 use super::{Ends, Listener, Network, Stream};
 use crate::sys::thread_start::ThreadStart;
+use endpoint::{Endpoint, MakeEndpoint};
 use ends::{SctpListener, SctpStream};
-use path::{PACKET_LEN, own_address_towards};
+use kernel::KernelEndpoint;
+use over_udp::UdpEndpoint;
+use path::{PACKET_LEN, own_address_towards, packet_len};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use sessions::{Sessions, SharedSessions};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 use thread::{NewPort, Thread};
 use urnic_sctp::endpoint::Settings;
 use urnic_sync::Mutex;
@@ -38,12 +44,35 @@ const MOST_UNREAD: usize = 64 << 10;
 /// Messages of a session that wait for room in the association: the sessions share it.
 const MOST_UNSENT: usize = 64;
 
-/// SCTP over UDP ports of another network.
+/// What carries the packets of SCTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SctpTransport {
+    /// UDP: SCTP is a library in the process.
+    #[default]
+    Udp,
+    /// IP: SCTP is the kernel's.
+    Kernel,
+    /// UDP: SCTP is the kernel's, and packets to a peer go to the UDP port that has the number of
+    /// its SCTP port. The kernel's own is `net.sctp.udp_port`.
+    KernelUdp,
+}
+
+/// The settings of a device's SCTP.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SctpSettings {
+    pub(crate) transport: SctpTransport,
+    /// A capture or faults are to have the packets.
+    pub(crate) is_watched: bool,
+    /// Starts the thread.
+    pub(crate) start: ThreadStart,
+}
+
+/// SCTP over UDP ports of another network, or the kernel's.
 #[derive(Debug)]
 pub(crate) struct Sctp {
     network: Arc<dyn Network>,
+    settings: SctpSettings,
     descriptors: Arc<Descriptors>,
-    start: ThreadStart,
     state: Mutex<State>,
     /// In a forked child: the thread runs in the parent.
     abandoned: AtomicBool,
@@ -68,11 +97,15 @@ struct Known {
 }
 
 impl Sctp {
-    pub(crate) fn new(network: Arc<dyn Network>, descriptors: Arc<Descriptors>, start: ThreadStart) -> Sctp {
+    pub(crate) fn new(
+        network: Arc<dyn Network>,
+        settings: SctpSettings,
+        descriptors: Arc<Descriptors>,
+    ) -> Sctp {
         Sctp {
             network,
+            settings,
             descriptors,
-            start,
             state: Mutex::default(),
             abandoned: AtomicBool::new(false),
         }
@@ -97,7 +130,7 @@ impl State {
         if let Some(thread) = &self.thread {
             return Ok(thread.clone());
         }
-        let thread = Thread::start(&sctp.descriptors, sctp.start)?;
+        let thread = Thread::start(&sctp.descriptors, sctp.settings.start)?;
         self.thread = Some(thread.clone());
         Ok(thread)
     }
@@ -110,7 +143,7 @@ impl State {
         found.find(|sessions| sessions.lock().reserve())
     }
 
-    /// Binds a port. Its SCTP port has the same number.
+    /// Binds a port.
     fn bind(
         &mut self,
         sctp: &Sctp,
@@ -118,13 +151,42 @@ impl State {
         traffic_class: u8,
         listens: Option<bool>,
     ) -> Result<SharedSessions, Errno> {
+        let (local, endpoint) = match sctp.settings.transport {
+            SctpTransport::Udp => sctp.bind_udp(local, traffic_class, listens)?,
+            SctpTransport::Kernel | SctpTransport::KernelUdp => {
+                sctp.bind_kernel(local, traffic_class, listens)?
+            }
+        };
+        let sessions = Arc::new(Mutex::new(Sessions::new(local)));
+        self.ports.push(Known {
+            connects: listens.is_none(),
+            traffic_class,
+            local,
+            sessions: Arc::downgrade(&sessions),
+        });
+        self.thread(sctp)?.add(NewPort {
+            endpoint,
+            sessions: sessions.clone(),
+        });
+        Ok(sessions)
+    }
+}
+
+impl Sctp {
+    /// Binds a UDP port. Its SCTP port has the same number.
+    fn bind_udp(
+        &self,
+        local: SocketAddr,
+        traffic_class: u8,
+        listens: Option<bool>,
+    ) -> Result<(SocketAddr, MakeEndpoint), Errno> {
         let options = DatagramOptions {
             shared: false,
             ipv6_only: listens.unwrap_or(true),
             reports_refused: true,
             long_packets: true,
         };
-        let socket = sctp.network.bind_datagrams(local, options)?;
+        let socket = self.network.bind_datagrams(local, options)?;
         let local = socket.local();
         let mut random = [0; 16];
         // A read of 16 bytes is never short once the kernel's generator is seeded.
@@ -136,21 +198,49 @@ impl State {
             listens: listens.is_some(),
             ..Settings::of_port(local.port())
         };
-        let sessions = Arc::new(Mutex::new(Sessions::new(local)));
-        self.ports.push(Known {
-            connects: listens.is_none(),
+        let make = move || -> Box<dyn Endpoint> {
+            let mut library = urnic_sctp::endpoint::Endpoint::new(settings, random);
+            library.measure_paths(move |remote| packet_len(remote, local.ip()));
+            Box::new(UdpEndpoint::new(library, socket, traffic_class))
+        };
+        Ok((local, Box::new(make)))
+    }
+
+    /// Binds a port of the kernel's SCTP.
+    fn bind_kernel(
+        &self,
+        local: SocketAddr,
+        traffic_class: u8,
+        listens: Option<bool>,
+    ) -> Result<(SocketAddr, MakeEndpoint), Errno> {
+        static WITHOUT_SCTP: Once = Once::new();
+        static WATCHED: Once = Once::new();
+        let options = kernel::Options {
             traffic_class,
-            local,
-            sessions: Arc::downgrade(&sessions),
-        });
-        self.thread(sctp)?.add(NewPort {
-            socket,
-            settings,
-            random,
-            traffic_class,
-            sessions: sessions.clone(),
-        });
-        Ok(sessions)
+            in_udp: self.settings.transport == SctpTransport::KernelUdp,
+            listens,
+        };
+        let endpoint = KernelEndpoint::bind(local, options, &self.descriptors);
+        if let Err(Errno::PROTONOSUPPORT | Errno::SOCKTNOSUPPORT) = endpoint {
+            WITHOUT_SCTP.call_once(|| {
+                tracing::warn!(
+                    "this kernel has no SCTP sockets (EPROTONOSUPPORT), so no connection over SCTP can be made: load \
+                     the module (modprobe sctp), or use SCTP over UDP (sctp.transport=udp, urnic serve \
+                     --sctp-transport udp)"
+                );
+            });
+        }
+        let endpoint = endpoint?;
+        if self.settings.is_watched {
+            WATCHED.call_once(|| {
+                tracing::warn!(
+                    "the packets of the kernel's SCTP cannot be captured, and no fault acts on them: use SCTP over \
+                     UDP (sctp.transport=udp, urnic serve --sctp-transport udp) for pcap and faults"
+                );
+            });
+        }
+        let local = endpoint.local();
+        Ok((local, Box::new(move || Box::new(endpoint))))
     }
 }
 

@@ -1,10 +1,10 @@
-//! A UDP port: its packets, its associations ([`Endpoint`]), and their streams, in each of which
-//! there is a [session](super::session). The device's SCTP thread has the ports; the streams and
-//! listeners share the [`Sessions`] with it.
+//! An SCTP port: its associations ([`Endpoint`]), and their streams, in each of which there is a
+//! [session](super::session). The device's SCTP thread has the ports; the streams and listeners
+//! share the [`Sessions`] with it.
 
 use super::super::Ends;
-use super::super::datagram::{BATCH, DatagramSocket, Incoming, Outgoing};
 use super::super::descriptor::Descriptors;
+use super::endpoint::Endpoint;
 use super::session::{MOST_HELD_BYTES, MOST_KEPT, MOST_KEPT_BYTES, function};
 use super::sessions::{SessionId, Sessions, SharedSessions};
 use rustix::io::Errno;
@@ -13,13 +13,13 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use urnic_sctp::endpoint::{AssociationId, Endpoint, Event, Peer, Reason, Received};
+use urnic_sctp::endpoint::{AssociationId, Event, Peer, Reason, Received};
 use urnic_sync::MutexGuard;
 use urnic_wire::sctp::chunk::{Contents, SSN_LEN};
 use urnic_wire::sctp::session::Function;
 
-/// Batches of packets that one call takes, so that a peer that keeps sending does not occupy the
-/// thread.
+/// Batches of packets or events that one call takes, so that a peer that keeps sending does not
+/// occupy the thread.
 const MOST_BATCHES: usize = 8;
 /// Messages that are taken out of a receive window before it is looked whether more are kept.
 const TAKEN_TOGETHER: usize = 64;
@@ -31,7 +31,7 @@ const ACCEPTED_IDLE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct Association {
     peer: Peer,
-    /// Our address in its packets.
+    /// Our address.
     local: IpAddr,
     /// The sessions by the numbers of their streams.
     sessions: HashMap<u16, SessionId>,
@@ -46,18 +46,11 @@ struct Association {
 
 /// A port.
 pub(super) struct Port {
-    endpoint: Endpoint,
-    /// `None`: it is closed.
-    socket: Option<Box<dyn DatagramSocket>>,
+    endpoint: Box<dyn Endpoint>,
     local: SocketAddr,
-    traffic_class: u8,
     descriptors: Arc<Descriptors>,
     sessions: SharedSessions,
     associations: HashMap<AssociationId, Association>,
-    /// Room for packets that arrive, and for packets to be sent.
-    room: Vec<u8>,
-    arrived: Vec<Incoming>,
-    sending: Vec<u8>,
 }
 
 /// The error of a session whose association ended.
@@ -71,31 +64,19 @@ fn errno(reason: Reason) -> Errno {
     }
 }
 
-/// The longest message of a session of an association, without its DDP-SSN.
-fn longest(endpoint: &Endpoint, id: AssociationId) -> usize {
-    endpoint.longest(id).saturating_sub(SSN_LEN)
-}
-
 impl Port {
     pub(super) fn new(
-        endpoint: Endpoint,
-        socket: Box<dyn DatagramSocket>,
-        traffic_class: u8,
+        endpoint: Box<dyn Endpoint>,
         descriptors: Arc<Descriptors>,
         sessions: SharedSessions,
     ) -> Port {
-        let room = socket.room();
+        let local = sessions.lock().local;
         Port {
             endpoint,
-            local: socket.local(),
-            socket: Some(socket),
-            traffic_class,
+            local,
             descriptors,
             sessions,
             associations: HashMap::new(),
-            room: vec![0; BATCH * room],
-            arrived: Vec::with_capacity(BATCH),
-            sending: Vec::new(),
         }
     }
 
@@ -109,12 +90,12 @@ impl Port {
         let closes = sessions.close_if_unused(self.associations.is_empty());
         if closes {
             // Under the lock: the next user of the address finds the port free.
-            self.socket = None;
+            self.endpoint.close();
         }
         closes
     }
 
-    /// When [`Port::run`] has something to do, if no packet arrives before.
+    /// When [`Port::run`] has something to do, if nothing arrives before.
     pub(super) fn timeout(&self) -> Option<Duration> {
         let idle = self
             .associations
@@ -123,135 +104,48 @@ impl Port {
         idle.chain(self.endpoint.timeout()).min()
     }
 
-    /// Takes the packets that have arrived, does what is due and what the device asked for, and
-    /// sends the answers.
+    /// Takes what has arrived, does what is due and what the device asked for, and sends the
+    /// answers.
     pub(super) fn run(&mut self, now: Duration) {
         let listens = self.lock().is_listening();
         self.endpoint.set_listening(listens);
         self.begin_wanted(now);
         self.take_rest(now);
         for _ in 0..MOST_BATCHES {
-            let count = self.receive_packets(now);
-            self.take_refused();
+            let may_be_more = self.endpoint.receive(now);
             self.events(now);
             self.send_messages(now);
-            self.send_packets();
-            if count < BATCH {
+            self.endpoint.flush();
+            if !may_be_more {
                 break;
             }
         }
-        self.arrived.clear();
         if self.endpoint.timeout().is_some_and(|due| due <= now) {
             self.endpoint.advance(now);
             self.events(now);
             self.send_messages(now);
         }
         self.remove_ended(now);
-        self.send_packets();
+        self.endpoint.flush();
     }
 
     /// Whether peers have all that was sent.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&mut self) -> bool {
         let mut associations = self.associations.keys();
-        !self.lock().owe() && associations.all(|id| self.endpoint.unacknowledged(*id) == 0)
+        !self.sessions.lock().owe() && associations.all(|id| self.endpoint.is_confirmed(*id))
     }
 
     /// The device ends: so do all associations.
     pub(super) fn end(&mut self, now: Duration) {
         let all: Vec<AssociationId> = self.associations.keys().copied().collect();
         all.into_iter().for_each(|id| self.endpoint.abort(id, now));
-        self.send_packets();
+        self.endpoint.flush();
         self.lock().end_all(Errno::CONNABORTED);
     }
 
     /// The thread ends, whatever its reason is.
     pub(super) fn abandon(&self) {
         self.lock().end_all(Errno::CONNABORTED);
-    }
-
-    // Packets.
-
-    fn receive_packets(&mut self, now: Duration) -> usize {
-        let mut arrived = mem::take(&mut self.arrived);
-        arrived.clear();
-        if let Some(socket) = &mut self.socket {
-            socket.receive(&mut self.room, &mut arrived);
-        }
-        for (packet, room) in arrived.iter().zip(self.room.chunks(self.room.len() / BATCH)) {
-            let bytes = room.get(..packet.len).unwrap_or_default();
-            self.endpoint.receive(packet.source, bytes, now);
-        }
-        self.arrived = arrived;
-        self.arrived.len()
-    }
-
-    /// Takes the packets that did not arrive because nothing listens there. The report may be
-    /// forged.
-    fn take_refused(&mut self) {
-        for _ in 0..BATCH {
-            let socket = self.socket.as_mut();
-            let Some(refused) = socket.and_then(|socket| socket.refused(&mut self.room)) else {
-                return;
-            };
-            if refused.errno == Errno::CONNREFUSED {
-                let packet = self.room.get(..refused.len).unwrap_or_default();
-                self.endpoint.unreachable(refused.destination, packet);
-            }
-        }
-    }
-
-    /// Our address for packets to a peer.
-    fn source(&self, to: SocketAddr) -> IpAddr {
-        let bound = self.local.ip();
-        if !bound.is_unspecified() {
-            return bound;
-        }
-        let known = || self.associations.values().find(|a| a.peer.address == to);
-        match self.arrived.iter().find(|packet| packet.source == to) {
-            Some(packet) => packet.destination,
-            None => known().map_or(bound, |association| association.local),
-        }
-    }
-
-    fn send_packets(&mut self) {
-        let mut packets = Vec::new();
-        loop {
-            let next = self.endpoint.next_packet();
-            let is_last = next.is_none();
-            if let Some((destination, bytes)) = next {
-                packets.push(Outgoing {
-                    at: self.sending.len(),
-                    len: bytes.len(),
-                    source: self.source(destination),
-                    destination,
-                    traffic_class: self.traffic_class,
-                });
-                self.sending.extend_from_slice(&bytes);
-            }
-            if packets.len() == BATCH || is_last {
-                self.pass_on(&packets);
-                packets.clear();
-                self.sending.clear();
-            }
-            if is_last {
-                return;
-            }
-        }
-    }
-
-    /// Sends packets. Those that the network does not take are lost, and SCTP sends them again.
-    fn pass_on(&mut self, packets: &[Outgoing]) {
-        let mut left = packets;
-        while let (Some(socket), Some((first, rest))) = (&mut self.socket, left.split_first()) {
-            match socket.send(&self.sending, left) {
-                Ok(taken) => left = left.get(taken.max(1)..).unwrap_or_default(),
-                Err(Errno::AGAIN) => return,
-                Err(errno) => {
-                    tracing::debug!(%errno, "a packet to {} is not sent", first.destination);
-                    left = rest;
-                }
-            }
-        }
     }
 
     // Associations.
@@ -273,7 +167,7 @@ impl Port {
     }
 
     fn add(&mut self, id: AssociationId, peer: Peer, longest_idle: Duration) {
-        let local = self.source(peer.address);
+        let local = self.endpoint.local_ip(id);
         self.associations.insert(
             id,
             Association {
@@ -299,9 +193,12 @@ impl Port {
                 address: remote,
                 port: remote.port(),
             };
-            let Some(id) = self.endpoint.connect(peer, now) else {
-                self.lock().end(session, Errno::NOSR);
-                continue;
+            let id = match self.endpoint.connect(peer, now) {
+                Ok(id) => id,
+                Err(errno) => {
+                    self.lock().end(session, errno);
+                    continue;
+                }
             };
             if self.endpoint.is_closing(id) {
                 // The next association with this peer begins when this one has ended.
@@ -324,7 +221,7 @@ impl Port {
         else {
             return;
         };
-        let longest = longest(&self.endpoint, id);
+        let longest = self.endpoint.longest(id);
         let mut sessions = self.sessions.lock();
         for session in mem::take(&mut association.waiting) {
             let is_free = |number: &u16| {
@@ -362,7 +259,7 @@ impl Port {
         let mut idle = Vec::new();
         let mut sessions = self.sessions.lock();
         for (id, association) in &mut self.associations {
-            let endpoint = &self.endpoint;
+            let endpoint = &mut *self.endpoint;
             let Association {
                 sessions: numbers,
                 outstanding,
@@ -370,11 +267,10 @@ impl Port {
             } = association;
             let mut is_used = !association.waiting.is_empty();
             numbers.retain(|number, session| {
-                let unacknowledged = endpoint.unacknowledged_of(*id, *number);
                 let known = sessions.get(*session);
                 is_used |= known.as_ref().is_some_and(|known| !known.only_awaits_last());
                 if let Some(known) = known {
-                    known.note_unacknowledged(|| unacknowledged);
+                    known.note_unacknowledged(|| endpoint.unacknowledged_of(*id, *number));
                     if !known.is_over() {
                         return true;
                     }
@@ -383,7 +279,7 @@ impl Port {
                     }
                 }
                 // Nothing of ours may arrive in another session.
-                unacknowledged > 0
+                endpoint.unacknowledged_of(*id, *number) > 0
             });
             if is_used {
                 association.idle = None;
@@ -478,7 +374,7 @@ impl Port {
                     local: SocketAddr::new(association.local, self.local.port()),
                     remote: association.peer.address,
                 };
-                let longest = longest(&self.endpoint, id);
+                let longest = self.endpoint.longest(id);
                 let Some(begun) = sessions.begin(ends, longest, &self.descriptors) else {
                     return;
                 };
@@ -514,14 +410,13 @@ impl Port {
                 let Some(session) = sessions.get(*session).filter(|session| session.owes()) else {
                     continue;
                 };
-                let is_confirmed = |endpoint: &Endpoint| endpoint.unacknowledged_of(*id, *number) == 0;
                 while endpoint.has_room(*id, *number)
-                    && let Some((contents, message)) = session.next_unsent(|| is_confirmed(endpoint))
+                    && let Some((contents, message)) =
+                        session.next_unsent(|| endpoint.unacknowledged_of(*id, *number) == 0)
                 {
                     session.taken(contents, message.len());
-                    if endpoint.send(*id, (*number, contents), message, now).is_err() {
-                        // It is longer than a packet, or the association has ended, which is told.
-                        session.end(Errno::MSGSIZE);
+                    if let Err(errno) = endpoint.send(*id, (*number, contents), message, now) {
+                        session.end(errno);
                         break;
                     }
                 }

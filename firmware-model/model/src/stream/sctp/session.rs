@@ -6,8 +6,11 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use urnic_sctp::order::{Incoming, Message, Outgoing};
-use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, SSN_LEN, Ssn};
+use urnic_wire::sctp::chunk::{Contents, MAX_IN_FLIGHT, MIN_MULPDU, SSN_LEN, Ssn};
 use urnic_wire::sctp::session::{Function, MAX_MESSAGE_LEN, SessionMessage};
+
+/// The longest message, without its DDP-SSN, of an association whose packets are the shortest.
+pub(super) const LEAST_LONGEST: usize = MIN_MULPDU as usize - SSN_LEN;
 
 /// Most messages, and most bytes, of a session that have come and were not read. No peer reaches
 /// them that keeps to its receive window and to the limit of RFC 5043 §10.
@@ -29,8 +32,8 @@ pub(super) struct Session {
     pub(super) ends: Ends,
     /// It has its pair of SCTP streams.
     established: bool,
-    /// The longest message, without its DDP-SSN.
-    pub(super) longest: usize,
+    /// The longest message of its association, without its DDP-SSN.
+    longest: usize,
     incoming: Incoming,
     outgoing: Outgoing,
     /// Messages, with their DDP-SSN, that the association has not taken, and their bytes.
@@ -78,7 +81,7 @@ impl Session {
         Session {
             ends,
             established: false,
-            longest: 0,
+            longest: LEAST_LONGEST,
             incoming: Incoming::new(MOST_UNREAD, MOST_UNREAD_BYTES),
             outgoing: Outgoing::default(),
             unsent: VecDeque::new(),
@@ -110,15 +113,22 @@ impl Session {
         let _ = rustix::io::write(&*self.notification, &1u64.to_ne_bytes());
     }
 
-    /// It has its pair of SCTP streams; `longest`: the longest message, without its DDP-SSN.
+    /// It has its pair of SCTP streams, of an association whose longest message, with its DDP-SSN,
+    /// this is.
     pub(super) fn establish(&mut self, longest: usize) {
-        (self.established, self.longest) = (true, longest);
+        self.established = true;
+        self.longest = longest.saturating_sub(SSN_LEN).max(LEAST_LONGEST);
         self.notify();
     }
 
     /// Whether it can begin; an error ends the attempt.
     pub(super) fn is_established(&self) -> Result<bool, Errno> {
         self.ended.map_or(Ok(self.established), Err)
+    }
+
+    /// The longest message; the shortest that there may be, while it is not established.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
     }
 
     pub(super) fn enter_full_operation(&mut self) {

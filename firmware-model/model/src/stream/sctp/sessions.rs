@@ -180,8 +180,9 @@ impl Sessions {
         }
     }
 
-    /// A peer begins a session. If nobody can accept it, its only answer is a Terminate (RFC 5043
-    /// §6.4). `None`: not even that.
+    /// A peer begins a session on an association with this [longest](Session::establish) message.
+    /// If nobody can accept it, its only answer is a Terminate (RFC 5043 §6.4). `None`: not even
+    /// that.
     pub(super) fn begin(
         &mut self,
         ends: Ends,

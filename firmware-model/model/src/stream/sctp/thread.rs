@@ -1,10 +1,9 @@
-//! The thread that has the SCTP ports of a device: it waits for their packets, for what is due, and
-//! for what streams and listeners ask for. The library's associations cannot go from one thread to
-//! another.
+//! The thread that has the SCTP ports of a device: it waits for what peers send, for what is due,
+//! and for what streams and listeners ask for. The library's associations cannot go from one thread
+//! to another.
 
-use super::super::datagram::DatagramSocket;
 use super::super::descriptor::{Descriptor, Descriptors};
-use super::path::packet_len;
+use super::endpoint::MakeEndpoint;
 use super::port::Port;
 use super::sessions::{SharedSessions, new_eventfd};
 use crate::sys;
@@ -14,13 +13,13 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::fmt;
 use std::mem;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use urnic_sctp::endpoint::{Endpoint, Settings};
 use urnic_sync::Mutex;
 
 /// Events taken at once.
@@ -37,14 +36,15 @@ const PAUSE: Duration = Duration::from_millis(1);
 const STACK: usize = 256 << 10;
 
 /// A port that the thread is to have.
-#[derive(Debug)]
 pub(super) struct NewPort {
-    pub(super) socket: Box<dyn DatagramSocket>,
-    pub(super) settings: Settings,
-    /// See [`Endpoint::new`].
-    pub(super) random: [u8; 16],
-    pub(super) traffic_class: u8,
+    pub(super) endpoint: MakeEndpoint,
     pub(super) sessions: SharedSessions,
+}
+
+impl fmt::Debug for NewPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewPort").finish_non_exhaustive()
+    }
 }
 
 /// The thread, as the streams and listeners see it.
@@ -165,7 +165,7 @@ impl Running<'_> {
         loop {
             let now = self.begun.elapsed();
             self.ports.values_mut().for_each(|port| port.run(now));
-            if now >= until || self.ports.values().all(Port::is_quiet) {
+            if now >= until || self.ports.values_mut().all(Port::is_quiet) {
                 return;
             }
             std::thread::sleep(PAUSE);
@@ -175,22 +175,19 @@ impl Running<'_> {
     fn take_new(&mut self) {
         for new in mem::take(&mut *self.thread.new.lock()) {
             let number = EventData::new_u64(self.next);
-            if let Some(descriptor) = new.socket.descriptor()
+            let endpoint = (new.endpoint)();
+            if let Some(descriptor) = endpoint.descriptor()
                 && let Err(errno) = epoll::add(&self.thread.epoll, descriptor, number, EventFlags::IN)
             {
-                tracing::error!(%errno, "a UDP port cannot be watched");
+                tracing::error!(%errno, "an SCTP port cannot be watched");
             }
-            let mut endpoint = Endpoint::new(new.settings, new.random);
-            let local = new.socket.local().ip();
-            endpoint.measure_paths(move |remote| packet_len(remote, local));
-            let descriptors = self.thread.descriptors.clone();
-            let port = Port::new(endpoint, new.socket, new.traffic_class, descriptors, new.sessions);
+            let port = Port::new(endpoint, self.thread.descriptors.clone(), new.sessions);
             self.ports.insert(self.next, port);
             self.next += 1;
         }
     }
 
-    /// Waits until there is something to do; returns the numbers of ports with packets.
+    /// Waits until there is something to do; returns the numbers of ports with something to take.
     fn wait(&self) -> Vec<u64> {
         let now = self.begun.elapsed();
         let due = self.ports.values().filter_map(Port::timeout).min();

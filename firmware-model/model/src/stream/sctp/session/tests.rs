@@ -108,6 +108,17 @@ fn sctp_12_numbers_wrap_within_a_session() {
     }
 }
 
+/// The limits of an association count the DDP-SSN, those of DDP do not.
+#[test]
+fn sctp_08_the_longest_message_has_room_for_its_number() {
+    let mut session = session();
+    assert_eq!(session.longest(), 1000 - SSN_LEN);
+    for longest in [0, 516] {
+        session.establish(longest);
+        assert_eq!(session.longest(), 514, "of {longest}");
+    }
+}
+
 #[test]
 fn sctp_13_segments_are_read_in_the_order_of_their_numbers() {
     let mut active = accepted();
