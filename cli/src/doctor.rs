@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, getrlimit};
 use urnic_bus::vfio_user::VfioUserBus;
-use urnic_config::{Config, Device, DeviceConfig, Identity, RealDevices};
+use urnic_config::{Config, Device, DeviceConfig, Identity, RealDevices, Wire};
 use urnic_device::bus::Bus as _;
 use urnic_rdma_core::Pabi;
 
@@ -80,7 +80,7 @@ fn check_all(
             Config::default()
         }
     };
-    report(Finding::good("identity", identity(config.identity)))?;
+    report(Finding::good("identity", identity(&config)))?;
     let devices = config.each_device();
     report(shown(&devices))?;
     system::findings().into_iter().try_for_each(&mut report)?;
@@ -172,8 +172,9 @@ fn shown(devices: &[DeviceConfig]) -> Finding {
 }
 
 /// The kind of device that programs see, and the wire.
-pub(crate) fn identity(identity: Identity) -> &'static str {
-    match identity {
+pub(crate) fn identity(config: &Config) -> &'static str {
+    match config.identity {
+        Identity::Roce if config.wire == Wire::Roce => "a RoCE v2 NIC; the wire of RC queue pairs is RoCE v2",
         Identity::Iwarp => "an iWARP RNIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
         Identity::Roce => "a RoCE v2 NIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
     }

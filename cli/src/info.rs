@@ -170,12 +170,7 @@ fn write_device(out: &mut String, name: &str, attr: &ibv_device_attr) {
 /// Writes how this process reaches the device, and how the device reaches the program's memory.
 fn write_way(out: &mut String, config: &Config, name: &str) {
     let homes = watch::homes(config.present.dir.clone());
-    let _ = writeln!(
-        out,
-        "  {:<24} {}",
-        "programs see",
-        doctor::identity(config.identity)
-    );
+    let _ = writeln!(out, "  {:<24} {}", "programs see", doctor::identity(config));
     let own = watch::snapshots(&homes, Some(std::process::id()));
     for own in own.iter().filter(|own| own.name == name) {
         let _ = writeln!(out, "  {:<24} {}", "device", escaped(&own.device));

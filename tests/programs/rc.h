@@ -47,17 +47,19 @@ __attribute__((noreturn, format(printf, 1, 2), unused)) static void die(const ch
 
 #define EVERY_ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 
+/* The device is urnic0, or the one that DEVICE names. */
 __attribute__((unused)) static struct ibv_context *open_device(void)
 {
+	const char *name = getenv("DEVICE") ?: "urnic0";
 	int count;
 	struct ibv_device **list = SOME(ibv_get_device_list(&count));
 	struct ibv_context *context = NULL;
 	for (int i = 0; i < count; i++)
-		if (!strcmp(ibv_get_device_name(list[i]), "urnic0"))
+		if (!strcmp(ibv_get_device_name(list[i]), name))
 			context = SOME(ibv_open_device(list[i]));
 	ibv_free_device_list(list);
 	if (!context)
-		die("no urnic0 among %d devices", count);
+		die("no %s among %d devices", name, count);
 	return context;
 }
 

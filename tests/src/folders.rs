@@ -13,7 +13,7 @@ use crate::uses::{Uses, uses};
 
 /// The folders of the model, bottom first. A folder uses folders above it in this list only.
 /// ARCHITECTURE.md has the same list, top first.
-const MODEL: [&str; 28] = [
+const MODEL: [&str; 29] = [
     "table",
     "shard",
     "tuning",
@@ -37,6 +37,7 @@ const MODEL: [&str; 28] = [
     "transport",
     "rdmap",
     "datagram",
+    "roce",
     "qp",
     "schedule",
     "runtime",
@@ -120,10 +121,15 @@ fn folders_of_the_model_use_folders_below_them() {
 fn transports_of_the_model_do_not_use_each_other() {
     let folders = Folders::read(model());
     let number = |name: &str| folders.names.iter().position(|known| known == name);
-    let [rdmap, datagram] = ["rdmap", "datagram"].map(|name| number(name).expect("a transport"));
-    // Their order in the list keeps RDMAP from using datagrams.
-    let path = folders.uses.get(&datagram).and_then(|used| used.get(&rdmap));
-    assert_eq!(path, None, "datagram uses rdmap");
+    // Their order in the list keeps each from using those after it.
+    let transports = ["rdmap", "datagram", "roce"];
+    let numbers = transports.map(|name| number(name).expect("a transport"));
+    for (at, user) in numbers.iter().enumerate() {
+        for (used, name) in numbers.iter().zip(transports).take(at) {
+            let path = folders.uses.get(user).and_then(|all| all.get(used));
+            assert_eq!(path, None, "{} uses {name}", transports[at]);
+        }
+    }
 }
 
 #[test]

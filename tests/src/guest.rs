@@ -4,6 +4,9 @@
 //! QEMU's user network connects the two, so the tests need no root: programs here find the guest's
 //! listener at 127.0.0.1, programs in the guest find ours at [`HOST`]. The guest boots once, for
 //! all tests of the process; one test uses it at a time, because siw has one set of parameters.
+//!
+//! That network translates ports, so it carries no RoCE v2, whose port is fixed. [`Guest::linked`]
+//! has an Ethernet link as well, which needs root.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -17,6 +20,7 @@ use urnic_sync::{Mutex, MutexGuard};
 use crate::build::compiled;
 use crate::capture::{Wire, fresh};
 use crate::debian::script;
+use crate::netns::Netns;
 use crate::program::{Program, Running};
 use crate::shell::{LIMIT, SHELL, Task};
 use crate::skip::installed;
@@ -26,7 +30,13 @@ use crate::wait::{free_port, until};
 pub const HOST: &str = "10.0.2.2";
 
 /// The programs that tests run in the guest.
-const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin sctp_peer ibv_rc_pingpong ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat";
+const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin sctp_peer ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat ib_atomic_bw ib_atomic_lat ibv_rc_pingpong ibv_srq_pingpong transfer refused";
+
+/// The address of a linked guest's namespace on the link.
+pub const LINK_HOST: &str = "10.88.0.1";
+
+/// The address of a linked guest on the link.
+pub const LINK_GUEST: &str = "10.88.0.2";
 
 /// siw's own parameters.
 pub const DEFAULTS: [(&str, u8); 4] = [
@@ -49,6 +59,8 @@ pub enum Packets {
 #[derive(Debug)]
 pub struct Guest {
     qemu: Running,
+    /// The namespace in which QEMU runs; `None` is that of the tests.
+    netns: Option<Netns>,
     shell: u16,
     /// The file, without a name, into which QEMU writes every packet.
     packets: Option<File>,
@@ -81,6 +93,29 @@ impl Guest {
     /// # Errors
     /// The reason for a skip.
     pub fn boot(processors: u8, memory: u32, packets: Packets) -> Result<Self, String> {
+        Self::boot_in(None, &format!("-smp {processors} -m {memory}"), packets)
+    }
+
+    /// A guest in a network namespace of its own, for the caller alone. An Ethernet link is between
+    /// the two: the namespace has [`LINK_HOST`], and the guest's `eth1` has [`LINK_GUEST`].
+    ///
+    /// # Errors
+    /// The reason for a skip.
+    pub fn linked() -> Result<Self, String> {
+        let netns = Netns::new()?;
+        netns.ip("tuntap add tap0 mode tap");
+        netns.ip(&format!("addr add {LINK_HOST}/24 dev tap0"));
+        netns.ip("link set tap0 up");
+        let guest = Self::boot_in(Some(netns), "-smp 1 -m 512", Packets::Passing)?;
+        guest
+            .start(&format!(
+                "ip link set eth1 up && ip addr add {LINK_GUEST}/24 dev eth1"
+            ))
+            .success();
+        Ok(guest)
+    }
+
+    fn boot_in(netns: Option<Netns>, machine: &str, packets: Packets) -> Result<Self, String> {
         installed("qemu-system-x86_64")?;
         let folder = script("siw-guest", &[])?;
         let (shell, port) = (free_port(), free_port());
@@ -93,7 +128,7 @@ impl Guest {
             // QEMU emulates "rep movsb" byte by byte, and PCLMULQDQ bit by bit: a guest that finds
             // these instructions copies, and computes CRCs, far more slowly.
             .line("-accel tcg,thread=multi -cpu max,-erms,-pclmulqdq -nodefaults -no-user-config -no-reboot")
-            .line(&format!("-smp {processors} -m {memory}"))
+            .line(machine)
             .line("-display none -serial stdio")
             .args(["-nic", &network])
             .args(["-kernel", &format!("{folder}/kernel")])
@@ -104,37 +139,44 @@ impl Guest {
                 "console=ttyS0 quiet panic=-1 no_timer_check clocksource=tsc tsc=reliable",
             ])
             .through(["setpriv", "--pdeathsig", "KILL"]);
+        if let Some(netns) = &netns {
+            let tap = "tap,ifname=tap0,script=no,downscript=no,model=virtio-net-pci";
+            qemu = netns.program(qemu.args(["-nic", tap]));
+        }
         if let Some(file) = &dump {
             let filter = format!("filter-dump,id=packets,netdev=network,file={}", file.display());
             qemu = qemu.args(["-object", &filter]);
         }
-        // No destructor runs at the end of a process: the kernel ends QEMU, when the thread that
-        // started it ends. This thread ends no earlier than the process.
-        let (started, starts) = mpsc::channel();
-        std::thread::spawn(move || {
-            let _ = started.send(qemu.spawn());
-            loop {
-                std::thread::park();
-            }
-        });
-        let mut qemu = starts.recv().map_err(|_| "QEMU does not start".to_owned())?;
-        let up = until(LIMIT, || {
-            let up = qemu.output().contains("The guest is up.");
-            up.then_some(true).or_else(|| qemu.ended().map(|_| false))
-        });
+        let qemu = up(qemu)?;
         let packets = dump.as_ref().map(|file| {
             let opened = File::open(file);
             let _ = std::fs::remove_file(file);
             opened.map_err(|error| format!("QEMU captures nothing: {error}"))
         });
-        assert!(up == Some(true), "the guest does not boot:\n{}", qemu.output());
         Ok(Self {
             qemu,
+            netns,
             shell,
             packets: packets.transpose()?,
             begin: 0,
             port,
         })
+    }
+
+    /// The namespace of a [linked](Guest::linked) guest.
+    ///
+    /// # Panics
+    /// Another guest has none.
+    pub fn netns(&self) -> &Netns {
+        self.netns.as_ref().expect("it is linked")
+    }
+
+    /// Runs `work` where QEMU runs.
+    fn beside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.netns {
+            Some(netns) => netns.within(work),
+            None => work(),
+        }
     }
 
     /// Sets parameters of siw, for future connections.
@@ -172,7 +214,8 @@ impl Guest {
     #[track_caller]
     pub fn bring(&self, file: &Path, to: &str) {
         let bytes = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let listener = self.beside(bind).expect("a port");
         let port = listener.local_addr().expect("it is bound").port();
         let there = self.start(&format!(
             "nc {HOST} {port} >{to} && chmod 755 {to} && sha256sum {to}"
@@ -203,7 +246,8 @@ impl Guest {
     #[track_caller]
     pub fn start(&self, line: &str) -> Task {
         // siw refuses registrations above that limit, for root too.
-        Task::start(self.shell, &format!("ulimit -l unlimited; {line}"))
+        let line = format!("ulimit -l unlimited; {line}");
+        self.beside(|| Task::start(self.shell, &line))
             .unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()))
     }
 
@@ -228,7 +272,13 @@ impl Guest {
     /// Starts a command line that listens at the TCP port [`Guest::port`], and waits until it does.
     #[track_caller]
     pub fn listener(&self, line: &str) -> Task {
-        self.listens(line, &format!("netstat -ltn | grep -q ':{} '", self.port))
+        self.listener_at(self.port, line)
+    }
+
+    /// Starts a command line that listens at this TCP port, and waits until it does.
+    #[track_caller]
+    pub fn listener_at(&self, port: u16, line: &str) -> Task {
+        self.listens(line, &format!("netstat -ltn | grep -q ':{port} '"))
     }
 
     /// Starts a command line that listens at the SCTP port [`Guest::port`], and waits until it
@@ -248,4 +298,24 @@ impl Guest {
         }
         task
     }
+}
+
+/// Starts QEMU and waits until the guest is up.
+fn up(qemu: Program) -> Result<Running, String> {
+    // No destructor runs at the end of a process: the kernel ends QEMU, when the thread that
+    // started it ends. This thread ends no earlier than the process.
+    let (started, starts) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = started.send(qemu.spawn());
+        loop {
+            std::thread::park();
+        }
+    });
+    let mut qemu = starts.recv().map_err(|_| "QEMU does not start".to_owned())?;
+    let up = until(LIMIT, || {
+        let up = qemu.output().contains("The guest is up.");
+        up.then_some(true).or_else(|| qemu.ended().map(|_| false))
+    });
+    assert!(up == Some(true), "the guest does not boot:\n{}", qemu.output());
+    Ok(qemu)
 }

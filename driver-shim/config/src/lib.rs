@@ -28,6 +28,6 @@ pub use options::{OPTIONS, Opt};
 pub use read::read_file;
 pub use settings::{
     Cm, CmPorts, Completion, Config, Device, DeviceConfig, Identity, Llp, Mpa, Native, Peer, Placement,
-    Present, RealDevices, RtrTypes, SameHost, SctpTransport, Section, Strict, Vfio, VfioApi,
+    Present, RealDevices, RtrTypes, SameHost, SctpTransport, Section, Strict, Vfio, VfioApi, Wire,
 };
 pub use urnic_faults::Network;

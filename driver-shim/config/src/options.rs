@@ -13,7 +13,7 @@ use crate::error::{Error, Source};
 use crate::names::{MAX_DEVICES, is_name};
 use crate::settings::{
     CmPorts, Completion, Config, Identity, Llp, Placement, RealDevices, SameHost, SctpTransport, Strict,
-    VfioApi,
+    VfioApi, Wire,
 };
 use crate::values::{
     device, either, milliseconds, number, path, ports, rtr_frame, rtr_types, seconds, show_path,
@@ -228,6 +228,14 @@ pub const OPTIONS: &[Opt] = &[
                too.",
         set: |c, text| Llp::named(text).map(|v| c.llp = v),
         show: |c| c.llp.name().to_owned(),
+    },
+    Opt {
+        key: "wire",
+        takes: "iwarp or roce",
+        help: "The protocol of connected queue pairs of kind RC with identity=roce: iWARP, or RoCE v2 over UDP port 4791, which rdma_rxe of \
+               Linux and adapters speak.",
+        set: |c, text| Wire::named(text).map(|v| c.wire = v),
+        show: |c| c.wire.name().to_owned(),
     },
     Opt {
         key: "placement",

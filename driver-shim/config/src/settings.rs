@@ -184,6 +184,17 @@ choice! {
 }
 
 choice! {
+    /// The protocol of connected queue pairs of kind RC.
+    Wire {
+        /// iWARP.
+        #[default]
+        Iwarp = "iwarp",
+        /// RoCE v2.
+        Roce = "roce",
+    }
+}
+
+choice! {
     /// What carries the packets of SCTP, for the device in the process.
     SctpTransport {
         /// UDP; SCTP is a library in the process.
@@ -397,6 +408,8 @@ pub struct Config {
     pub same_host: SameHost,
     /// The lower layer of connections.
     pub llp: Llp,
+    /// The protocol of connected queue pairs.
+    pub wire: Wire,
     /// The order in which Writes of peers are placed.
     pub placement: Placement,
     /// Busy-polling by the device's thread.
@@ -437,6 +450,7 @@ impl Default for Config {
             completion: Completion::Auto,
             same_host: SameHost::Auto,
             llp: Llp::Tcp,
+            wire: Wire::Iwarp,
             placement: Placement::InOrder,
             busy_poll: BusyPoll {
                 limit: Duration::from_micros(50),

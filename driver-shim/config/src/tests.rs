@@ -93,6 +93,7 @@ fn every_option_reaches_the_configuration_and_is_shown() {
         "completion" => "delivered",
         "same_host" => "off",
         "llp" => "sctp",
+        "wire" => "roce",
         "sctp.transport" => "kernel-udp",
         "refusals" => "false",
         "placement" => "last-first",

@@ -33,10 +33,10 @@ pub(crate) struct Number {
 /// A peer for datagrams: the contents of an address handle.
 #[derive(Debug, Clone, Copy)]
 pub struct Destination {
-    ip: IpAddr,
-    scope: u32,
-    source: u8,
-    traffic_class: u8,
+    pub(crate) ip: IpAddr,
+    pub(crate) scope: u32,
+    pub(crate) source: u8,
+    pub(crate) traffic_class: u8,
 }
 
 /// Most address handles at a time: enough for each queue pair of a large cluster.

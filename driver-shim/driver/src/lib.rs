@@ -30,6 +30,7 @@ mod memory;
 mod message_queues;
 mod native;
 mod objects;
+mod paths;
 mod planned;
 mod process;
 mod rdma_cm;

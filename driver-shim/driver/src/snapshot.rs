@@ -100,6 +100,7 @@ fn way(value: u32) -> Option<&'static str> {
         attached::NONE => None,
         attached::MEMORY => Some("memory"),
         attached::SCTP => Some("sctp"),
+        attached::ROCE => Some("roce"),
         _ => Some("tcp"),
     }
 }

@@ -199,6 +199,7 @@ impl ModelConfig {
             | features::MODERATION
             | features::UNRELIABLE
             | features::DATAGRAMS
+            | features::ROCE
             | features::SCTP;
         if self.rfc7306 {
             offered |= features::ATOMICS | features::IMMEDIATE;

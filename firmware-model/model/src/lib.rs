@@ -25,6 +25,7 @@ mod probes;
 pub mod qp;
 pub mod queues;
 pub mod rdmap;
+mod roce;
 mod runtime;
 mod schedule;
 mod shard;

@@ -113,6 +113,12 @@ numbered! {
         AttachMulticast = 59,
         /// End that ([`super::stream::Multicast`]).
         DetachMulticast = 60,
+        /// Name the peer of a queue pair that speaks RoCE v2: its requests are executed from now on
+        /// ([`super::stream::Path`]).
+        ConnectPath = 61,
+        /// The requests of a queue pair that speaks RoCE v2 are sent from now on
+        /// ([`super::stream::Retries`]).
+        StartPath = 62,
     }
 }
 

@@ -75,8 +75,8 @@ counters! {
     /// Datagrams that found no receive posted, or none that was long enough, or no room in the
     /// buffer of the port.
     RxDatagramDrops = "rx_datagram_drops",
-    /// Packets at the port of a queue pair of kind UD that are no datagrams for it: malformed, with
-    /// a wrong ICRC, for another queue pair.
+    /// Packets at the port of queue pairs of RoCE v2 that are not for them: malformed, with a wrong
+    /// ICRC, of a stranger, for a queue pair that is not there.
     RxDatagramErrors = "rx_datagram_errors",
     /// Datagrams with another Q_Key than that of the queue pair.
     QkeyViolations = "qkey_violations",

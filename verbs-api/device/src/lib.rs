@@ -31,7 +31,7 @@ pub mod wqe;
 
 /// Version of this interface: major in the high half (incompatible), minor in the low half
 /// (additions).
-pub const INTERFACE_VERSION: u32 = 0x0003_0001;
+pub const INTERFACE_VERSION: u32 = 0x0003_0002;
 
 /// Identification in PCI configuration space.
 pub mod pci {

@@ -113,6 +113,43 @@ layouts! {
         /// Index in the address table: the group is joined on the network of that address.
         source: U32,
     }
+    /// Arguments of `ConnectPath`: the attributes that `ibv_modify_qp` has at the change to RTR.
+    Path {
+        /// The peer's address; its packets go to UDP port 4791.
+        remote: Endpoint,
+        /// The queue pair, with the rule [`ROCE`](crate::command::create_qp::ROCE), in the state
+        /// INIT.
+        qid: U32,
+        /// Index of the own address in the address table.
+        source: U32,
+        /// The number of the peer's queue pair, 24 bits.
+        remote_qpn: U32,
+        /// PSN of the peer's first packet, 24 bits.
+        psn: U32,
+        /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096.
+        mtu: U32,
+        /// Code of the time after which the peer tries again if no receive is posted, 0 to 31.
+        min_rnr_timer: U32,
+        /// Reads and atomic operations of the peer that may wait for their answers.
+        reads: U32,
+        /// The IP header's traffic class of all it sends, 0 to 255.
+        traffic_class: U32,
+    }
+    /// Arguments of `StartPath`: the attributes that `ibv_modify_qp` has at the change to RTS.
+    Retries {
+        /// The queue pair, in the state RTR, with a path.
+        qid: U32,
+        /// PSN of the first packet, 24 bits.
+        psn: U32,
+        /// Code of the Local ACK Timeout, 0 to 31: 4.096 us times two to this power; 0 = none.
+        timeout: U32,
+        /// Retries after losses and timeouts in succession, 0 to 7.
+        retry_cnt: U32,
+        /// Retries in succession after the peer had no receive posted, 0 to 7; 7 = no limit.
+        rnr_retry: U32,
+        /// Most outstanding Reads and atomic operations.
+        reads: U32,
+    }
     /// Arguments of `StreamAttach` and `LoopbackAttach`.
     Attach {
         /// The stream; it has no outstanding receive.
@@ -224,6 +261,8 @@ pub mod attached {
     pub const MEMORY: u32 = 2;
     /// A stream of SCTP is attached.
     pub const SCTP: u32 = 3;
+    /// The queue pair has a path of RoCE v2.
+    pub const ROCE: u32 = 4;
 }
 
 /// The ready-to-receive indications of RFC 6581 §9.2.

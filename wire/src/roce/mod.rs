@@ -10,6 +10,7 @@
 //! with their contents. The device sends and receives packets by UDP sockets, so it sees no IP
 //! header. The fields of that header that the ICRC covers follow from the addresses ([`Ends`]): the
 //! sockets send with the bit "don't fragment", and Linux then sends the IPv4 identification 0.
+//! Peers that number their packets are for [`parse_numbered`].
 
 mod body;
 mod error;
@@ -29,8 +30,8 @@ pub use grh::{GRH_LEN, grh};
 pub use icrc::{Ends, ICRC_LEN};
 pub use opcode::{Extended, Opcode, Position, Service};
 pub use packet::{
-    DEFAULT_PKEY, Header, MAX_HEADER_LEN, MAX_TRAILER_LEN, MULTICAST_QPN, UDP_PORT, parse, parse_numbered,
-    psn_of, seal,
+    DEFAULT_PKEY, Header, MAX_HEADER_LEN, MAX_TRAILER_LEN, MULTICAST_QPN, UDP_PORT, destination_of, parse,
+    parse_numbered, psn_of, seal,
 };
 pub use psn::Psn;
 pub use timers::{local_ack_timeout_ns, rnr_timer_ns};

@@ -212,6 +212,12 @@ pub fn psn_of(beginning: &[u8]) -> Option<Psn> {
     Some(Psn::new(u32::from_be_bytes(*word)))
 }
 
+/// The queue pair to which a packet goes, 24 bits. Nothing is checked.
+pub fn destination_of(packet: &[u8]) -> Option<u32> {
+    let word = packet.get(offset_of!(Layout, destination_qpn)..)?.first_chunk()?;
+    Some(u32::from_be_bytes(*word) & QPN_MASK)
+}
+
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -51,7 +51,7 @@ pub struct QpInit<'a> {
     pub cookie: u64,
     /// The placement of the rings.
     pub rings: &'a dyn RingPlacement,
-    /// The longest payload that a queue pair of kind UD sends, in bytes.
+    /// The largest path MTU of the port, in bytes: the longest payload of a packet.
     pub max_datagram: u32,
     /// A queue pair of kind UD does not receive what it sent to a group itself.
     pub blocks_own_multicast: bool,
@@ -150,12 +150,15 @@ impl Driver {
         let handle: QueueHandle = self
             .commands
             .call(Opcode::CreateQp, &arguments)
-            .inspect_err(|_| self.give_number_back(&number))?;
+            .inspect_err(|_| self.give_number_back(&number))
+            .map_err(|errno| self.wire_refusal(init.kind, errno))?;
         let qp = Arc::new(Qp {
             driver: self.clone(),
             qid: handle.id.get(),
             qpn: number.qpn,
             kind: init.kind,
+            speaks_roce: self.wire_rule(init.kind) != 0,
+            max_mtu: init.max_datagram,
             pd: init.pd.id,
             uar: init.context.uar(),
             doorbell: handle.doorbell.get(),
@@ -193,7 +196,7 @@ impl Driver {
             (init.blocks_own_multicast, create_qp::BLOCK_OWN_MULTICAST),
         ];
         let given = rules.into_iter().filter(|(given, _)| *given);
-        given.fold(0, |rules, (_, rule)| rules | rule)
+        given.fold(self.wire_rule(init.kind), |rules, (_, rule)| rules | rule)
     }
 }
 
@@ -405,18 +408,7 @@ impl Qp {
         new.take(attr, mask);
         let most = u8::try_from(limits.max_ird).unwrap_or(u8::MAX);
         new.max_dest_rd_atomic = new.max_dest_rd_atomic.min(most);
-        let peer = match (from, to) {
-            _ if self.kind == QpKind::UnreliableDatagram => None,
-            (QpState::Init, QpState::Rtr) if roce && new.dest_qpn == MANAGER_QPN => {
-                self.set_awaits_stream(true);
-                None
-            }
-            (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
-                let peer = self.driver.local_host.peer(&new.av, new.dest_qpn, self.qpn);
-                Some(peer.map_err(unreachable)?)
-            }
-            _ => None,
-        };
+        let peer = self.name_peer((from, to), &new, mask)?;
         if roce && (from, to) == (QpState::Rts, QpState::Sqd) {
             // Requests that are published are sent; later ones wait for the gate.
             self.gate.drain();
@@ -452,6 +444,42 @@ impl Qp {
         Ok(())
     }
 
+    /// Does what a change of state needs before it: names the peer to the device, or returns the
+    /// one to connect to.
+    fn name_peer(
+        &self,
+        (from, to): (QpState, QpState),
+        new: &QpAttr,
+        mask: QpMask,
+    ) -> Result<Option<Peer>, Refusal> {
+        let roce = self.driver.identity().is_roce();
+        Ok(match (from, to) {
+            _ if self.kind == QpKind::UnreliableDatagram => None,
+            (QpState::Init, QpState::Rtr) if self.speaks_roce => {
+                if new.dest_qpn == MANAGER_QPN {
+                    return Err(
+                        Reason::Rule("rdma_cm makes no connections with wire=roce").with(Errno::OPNOTSUPP)
+                    );
+                }
+                self.connect_path(new)?;
+                None
+            }
+            (QpState::Rtr, QpState::Rts) if self.speaks_roce => {
+                self.start_path(new)?;
+                None
+            }
+            (QpState::Init, QpState::Rtr) if roce && new.dest_qpn == MANAGER_QPN => {
+                self.set_awaits_stream(true);
+                None
+            }
+            (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) => {
+                let peer = self.driver.local_host.peer(&new.av, new.dest_qpn, self.qpn);
+                Some(peer.map_err(unreachable)?)
+            }
+            _ => None,
+        })
+    }
+
     /// The attributes to use of those that the program names: if it has them from the connection
     /// manager of a RoCE NIC, those of the queue pair's kind.
     fn own_attributes(&self, from: QpState, attr: &QpAttr, mask: QpMask) -> QpMask {
@@ -480,6 +508,8 @@ impl Qp {
             // When the gate opens, the device flushes the requests that were posted after it.
             QpState::Err | QpState::Sqd => self.gate.open(),
             QpState::Rtr => self.driver.native_reached_rtr(self, peer, new),
+            // There is no connection to wait for.
+            QpState::Rts if self.speaks_roce => self.gate.open(),
             QpState::Rts if from == QpState::Rts => self.driver.native_rnr(self, new, mask),
             QpState::Init | QpState::Rts | QpState::Sqe => {}
         }
@@ -554,7 +584,7 @@ impl Qp {
 
     /// Whether the queue pair connects to the peer that its program named.
     fn connects_natively(&self) -> bool {
-        self.kind != QpKind::UnreliableDatagram && !self.awaits_stream()
+        self.kind != QpKind::UnreliableDatagram && !self.speaks_roce && !self.awaits_stream()
     }
 
     fn change(&self, to: QpState, new: &QpAttr, mask: QpMask) -> Result<(), Errno> {

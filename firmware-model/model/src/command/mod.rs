@@ -3,6 +3,7 @@
 
 mod answer;
 mod memory;
+mod paths;
 mod queues;
 pub(crate) mod reset;
 mod streams;
@@ -104,6 +105,8 @@ impl Job<'_> {
             Opcode::CloseDatagrams => self.close_datagrams(),
             Opcode::AttachMulticast => self.attach_multicast(),
             Opcode::DetachMulticast => self.detach_multicast(),
+            Opcode::ConnectPath => self.connect_path(),
+            Opcode::StartPath => self.start_path(),
         }
     }
 

@@ -9,10 +9,15 @@ use crate::host::Record;
 use crate::memory::DomainUse;
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
+use crate::runtime::streaming::status;
 use crate::runtime::{Core, PageUser, Uar};
+use crate::schedule::{Interest, Token};
 use crate::stream::Ends;
 use crate::stream::datagram::MAX_PAYLOAD;
+use crate::stream::roce_port::RocePort;
 use crate::transport::{Identity, QpChange, QpQueues};
+use rustix::fd::BorrowedFd;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -31,6 +36,8 @@ use zerocopy::FromZeros;
 
 /// Bits of the number of a queue pair on the wire.
 const QPN_MASK: u32 = 0xff_ffff;
+/// All addresses, IPv4 and IPv6.
+const ANYWHERE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 /// Alignment of rings: a cache line, so that no entry spans two.
 const RING_ALIGN: usize = 64;
 /// Entries of the largest event queue, log2.
@@ -319,7 +326,8 @@ impl Job<'_> {
         let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument);
         let kind = kind.of(argument!(CreateQp.kind))?;
         let rules = parse_rules(arguments.rules.get());
-        let (infiniband, blocks_own_multicast) = rules.of(argument!(CreateQp.rules))?;
+        let [infiniband, blocks_own_multicast, is_roce] = rules.of(argument!(CreateQp.rules))?;
+        (!is_roce || kind == QpKind::ReliableConnected).of(argument!(CreateQp.rules))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
         let send_cq = core.cqs.find(arguments.send_cq.get());
@@ -350,13 +358,11 @@ impl Job<'_> {
             };
             match kind {
                 QpKind::ReliableConnected | QpKind::UnreliableConnected => {
-                    let queues = QpQueues {
-                        sq,
-                        send_cq,
-                        rq,
-                        recv_cq,
-                    };
-                    Ok(Qp::new(identity, queues, page.id, srq))
+                    let queues = QpQueues::new((sq, send_cq), (rq, recv_cq));
+                    Ok(match is_roce {
+                        true => Qp::of_roce(identity, queues, self.roce_port(label, qid)?, page.id, srq),
+                        false => Qp::new(identity, queues, page.id, srq),
+                    })
                 }
                 QpKind::UnreliableDatagram => {
                     let port = core.ports.take(arguments.datagrams.get());
@@ -389,6 +395,22 @@ impl Job<'_> {
             enter(&srq.users);
         }
         queue_handle(qp.id, self.core.enter_page(&page, PageUser::Qp(qp.id)))
+    }
+
+    /// The port of RoCE v2, for the queue pair with this number on the wire.
+    fn roce_port(&self, label: u32, qid: u32) -> Result<RocePort, Status> {
+        let core = self.core;
+        let addresses = core.config.listen_addresses(ANYWHERE, false);
+        let addresses = addresses.ok_or(Status::Denied)?;
+        let (port, is_new) = core
+            .roce
+            .open(&addresses, label & QPN_MASK, qid)
+            .map_err(status)?;
+        if is_new {
+            let watch = |fd: BorrowedFd<'_>| core.schedule.watch(fd, Token::RocePort, Interest::InputAndRoom);
+            core.roce.watch(watch).map_err(|_| Status::NoResources)?;
+        }
+        Ok(port)
     }
 
     /// The queues of a queue pair, in the rings that the arguments name.
@@ -485,10 +507,14 @@ impl Job<'_> {
 
 /// The rules of a queue pair ([`create_qp`]): whether its errors are those of InfiniBand, and
 /// whether it does not receive its own multicast.
-fn parse_rules(rules: u32) -> Result<(bool, bool), Status> {
-    let has = |rule| rules & rule != 0;
-    if has(!(create_qp::INFINIBAND | create_qp::BLOCK_OWN_MULTICAST)) {
+fn parse_rules(rules: u32) -> Result<[bool; 3], Status> {
+    let known = [
+        create_qp::INFINIBAND,
+        create_qp::BLOCK_OWN_MULTICAST,
+        create_qp::ROCE,
+    ];
+    if rules & !known.into_iter().sum::<u32>() != 0 {
         return Err(Status::InvalidArgument);
     }
-    Ok((has(create_qp::INFINIBAND), has(create_qp::BLOCK_OWN_MULTICAST)))
+    Ok(known.map(|rule| rules & rule != 0))
 }

@@ -188,6 +188,7 @@ impl Job<'_> {
         (arguments.reserved.get() == 0).of(argument!(BindDatagrams.reserved))?;
         let options = DatagramOptions {
             shared: false,
+            by_udp: false,
             ipv6_only: flags & bind::IPV6_ONLY != 0,
             reports_refused: flags & bind::REPORT_REFUSED != 0,
             long_packets: false,

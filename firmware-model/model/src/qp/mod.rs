@@ -12,6 +12,7 @@ use crate::datagram::DatagramParams;
 use crate::events::{Effects, Requests};
 use crate::queues::{CompletionQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
 use crate::rdmap::{Engine, NoStream};
+use crate::stream::roce_port::RocePort;
 use crate::stream::{Ends, Stream};
 use crate::table::Last;
 use crate::time::{Nanos, Now};
@@ -20,7 +21,8 @@ use crate::tuning::{
     BURST_BACKOFF, BURST_RINGS, BURST_RINGS_MAX, GATHERED, GATHERED_CONFIRMED, GATHERED_IN_MEMORY,
     IDLE_FLUSHES,
 };
-use crate::{datagram, rdmap};
+use crate::{datagram, rdmap, roce};
+use rustix::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use turns::Turns;
@@ -114,6 +116,21 @@ impl Qp {
         let cqs = (params.send_cq.clone(), params.recv_cq.clone());
         let engine = Box::new(datagram::Engine::new(params, identity.qid));
         let qp = Qp::with(identity, cqs, Service::Datagrams(engine), uar, srq);
+        qp.readable.store(true, Ordering::Relaxed);
+        qp
+    }
+
+    /// A queue pair of kind RC that speaks RoCE v2.
+    pub(crate) fn of_roce(
+        identity: Identity,
+        queues: QpQueues,
+        port: RocePort,
+        uar: u32,
+        srq: Option<Arc<SharedReceiveQueue>>,
+    ) -> Qp {
+        let cqs = (queues.send_cq.clone(), queues.recv_cq.clone());
+        let engine = Box::new(roce::Engine::new(queues, port));
+        let qp = Qp::with(identity, cqs, Service::Roce(engine), uar, srq);
         qp.readable.store(true, Ordering::Relaxed);
         qp
     }
@@ -223,7 +240,10 @@ impl Qp {
     /// Carries out `QueryQp`: returns the state, and both ends of the stream.
     pub(crate) fn status(&self, effects: &mut Effects) -> Result<(QpStatus, Option<Ends>), Status> {
         self.command(effects, |inner, _| {
-            let ends = inner.stream.as_ref().map(|stream| stream.ends());
+            let ends = match &inner.stream {
+                Some(stream) => Some(stream.ends()),
+                None => inner.engine.ends(),
+            };
             let mut status = inner.engine.status();
             if inner.is_in_memory() && status.attached.get() == attached::STREAM {
                 status.attached = attached::MEMORY.into();
@@ -237,7 +257,7 @@ impl Inner {
     /// Whether packets or bytes may arrive.
     #[inline]
     pub(crate) fn has_input(&self) -> bool {
-        self.stream.is_some() || self.engine.is_datagrams()
+        self.stream.is_some() || self.engine.has_ports()
     }
 
     #[inline]
@@ -404,8 +424,10 @@ impl Gathering {
 pub(crate) enum Service {
     /// Over a stream.
     Connected(rdmap::Engine),
-    /// Over UDP.
+    /// Datagrams over UDP.
     Datagrams(Box<datagram::Engine>),
+    /// Packets of RoCE v2.
+    Roce(Box<roce::Engine>),
 }
 
 impl Service {
@@ -413,27 +435,45 @@ impl Service {
     pub(crate) fn connected(&mut self) -> Result<&mut rdmap::Engine, WrongState> {
         match self {
             Service::Connected(engine) => Ok(engine),
-            Service::Datagrams(_) => Err(WrongState),
+            _ => Err(WrongState),
         }
     }
 
     /// The engine of a queue pair of kind UD.
     pub(crate) fn datagrams(&mut self) -> Result<&mut datagram::Engine, WrongState> {
         match self {
-            Service::Connected(_) => Err(WrongState),
             Service::Datagrams(engine) => Ok(engine),
+            _ => Err(WrongState),
         }
     }
 
-    pub(crate) fn is_datagrams(&self) -> bool {
-        matches!(self, Service::Datagrams(_))
+    /// The engine of a queue pair that speaks RoCE v2.
+    pub(crate) fn roce(&mut self) -> Result<&mut roce::Engine, WrongState> {
+        match self {
+            Service::Roce(engine) => Ok(engine),
+            _ => Err(WrongState),
+        }
+    }
+
+    /// Whether packets arrive by UDP ports.
+    pub(crate) fn has_ports(&self) -> bool {
+        matches!(self, Service::Datagrams(_) | Service::Roce(_))
+    }
+
+    /// The descriptors of its UDP ports, to poll for readiness.
+    pub(crate) fn ports(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Service::Connected(_) => Vec::new(),
+            Service::Datagrams(engine) => engine.descriptors().collect(),
+            Service::Roce(engine) => engine.descriptors().collect(),
+        }
     }
 
     /// Whether another stream may take the place of one that ended: kind UC.
     pub(crate) fn is_parted(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.is_parted(),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
@@ -441,7 +481,7 @@ impl Service {
     pub(crate) fn is_confirmed(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.is_confirmed(),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
@@ -450,6 +490,15 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.state(),
             Service::Datagrams(engine) => engine.state(),
+            Service::Roce(engine) => engine.state(),
+        }
+    }
+
+    /// Both ends of a connection without a stream.
+    pub(crate) fn ends(&self) -> Option<Ends> {
+        match self {
+            Service::Connected(_) | Service::Datagrams(_) => None,
+            Service::Roce(engine) => engine.ends(),
         }
     }
 
@@ -457,6 +506,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.status(),
             Service::Datagrams(engine) => engine.status(),
+            Service::Roce(engine) => engine.status(),
         }
     }
 
@@ -465,6 +515,7 @@ impl Service {
         match self {
             Service::Connected(engine) => *engine = engine.anew(),
             Service::Datagrams(engine) => engine.reset(),
+            Service::Roce(engine) => engine.reset(),
         }
     }
 
@@ -473,6 +524,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.send_queue(),
             Service::Datagrams(engine) => engine.send_queue(),
+            Service::Roce(engine) => engine.send_queue(),
         }
     }
 
@@ -481,6 +533,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.receive_source(),
             Service::Datagrams(engine) => engine.receive_source(),
+            Service::Roce(engine) => engine.receive_source(),
         }
     }
 
@@ -488,7 +541,7 @@ impl Service {
     pub(crate) fn is_at_rest(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.is_at_rest(),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
@@ -496,7 +549,7 @@ impl Service {
     pub(crate) fn fast_transmit(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) -> bool {
         match self {
             Service::Connected(engine) => engine.fast_transmit(env, stream),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
@@ -505,6 +558,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.transmit(env, stream),
             Service::Datagrams(engine) => engine.transmit(env),
+            Service::Roce(engine) => engine.transmit(env),
         }
     }
 
@@ -513,6 +567,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.receive(env, stream),
             Service::Datagrams(engine) => engine.receive(env),
+            Service::Roce(engine) => engine.receive(env),
         }
     }
 
@@ -520,14 +575,14 @@ impl Service {
     pub(crate) fn owes_confirmation(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.owes_confirmation(),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
     pub(crate) fn confirm_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
         match self {
             Service::Connected(engine) => engine.confirm_alone(polled_again, is_drained),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
@@ -540,6 +595,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.modify(change, env, stream),
             Service::Datagrams(engine) => engine.modify(change, env),
+            Service::Roce(engine) => engine.modify(change, env),
         }
     }
 
@@ -547,6 +603,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.fail(fault, env, stream),
             Service::Datagrams(engine) => engine.fail(fault, env),
+            Service::Roce(engine) => engine.fail(fault, env),
         }
     }
 
@@ -554,6 +611,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.flush(env),
             Service::Datagrams(engine) => engine.flush(env),
+            Service::Roce(engine) => engine.flush(env),
         }
     }
 
@@ -562,6 +620,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.deadline(),
             Service::Datagrams(_) => None,
+            Service::Roce(engine) => engine.deadline(),
         }
     }
 
@@ -569,6 +628,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.tick(env, stream),
             Service::Datagrams(engine) => engine.tick(),
+            Service::Roce(engine) => engine.tick(env),
         }
     }
 
@@ -590,7 +650,7 @@ impl Service {
     pub(crate) fn has_progressed(&mut self) -> bool {
         match self {
             Service::Connected(engine) => engine.has_progressed(),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
@@ -611,7 +671,7 @@ impl Service {
     pub(crate) fn has_parked(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.has_parked(),
-            Service::Datagrams(_) => false,
+            Service::Datagrams(_) | Service::Roce(_) => false,
         }
     }
 
@@ -619,7 +679,7 @@ impl Service {
     pub(crate) fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         match self {
             Service::Connected(engine) => engine.conclude(env, stream),
-            Service::Datagrams(_) => {}
+            Service::Datagrams(_) | Service::Roce(_) => {}
         }
     }
 
@@ -627,6 +687,7 @@ impl Service {
         match self {
             Service::Connected(engine) => engine.abandon(),
             Service::Datagrams(engine) => engine.abandon(),
+            Service::Roce(engine) => engine.abandon(),
         }
     }
 }

@@ -662,6 +662,15 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
                 same_host.notifications().take_wakes();
             }
         }
+        Token::RocePort => {
+            let read = core.roce.dispatch();
+            read.count(&core.counters);
+            for qid in read.woken {
+                if let Some(qp) = core.qps.find(qid) {
+                    polled.kick(core, &qp, Requests::RECEIVE);
+                }
+            }
+        }
         Token::Wake => polled.wake = true,
     });
     drop(asleep);

@@ -18,6 +18,7 @@ use crate::schedule::{Interest, Schedule, Token};
 use crate::stream::datagram::DatagramSocket;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
+use crate::stream::roce_port::RocePorts;
 use crate::stream::same_host::SameHost;
 use crate::stream::sctp::{Sctp, SctpSettings};
 use crate::stream::tcp::Tcp;
@@ -55,6 +56,8 @@ pub(crate) struct Core {
     pub(crate) network: Arc<dyn Network>,
     /// SCTP, in datagrams of that network. `None`: the network has none that arrive by themselves.
     pub(crate) sctp: Option<Sctp>,
+    /// The port of the queue pairs that speak RoCE v2.
+    pub(crate) roce: Arc<RocePorts>,
     pub(crate) clock: Clock,
     pub(crate) memory: MemoryTable,
     pub(crate) page_room: Arc<PageRoom>,
@@ -201,6 +204,7 @@ impl Core {
         let sctp = is_driven.then(|| Sctp::new(network.clone(), settings, descriptors.clone()));
         Ok(Arc::new(Core {
             sctp,
+            roce: Arc::new(RocePorts::new(network.clone())),
             memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),
             page_room: PageRoom::new(limits.mr_pages as usize),
             buffers: BufferPool::default(),

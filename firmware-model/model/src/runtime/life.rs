@@ -6,6 +6,7 @@ use crate::counters::Counter;
 use crate::events::{Effects, Requests};
 use crate::qp::{Inner, Qp};
 use crate::rdmap::{Attachment, Engine, PeerProgress};
+use crate::roce::Path;
 use crate::schedule::{Interest, Token};
 use crate::shard::home_shard;
 use crate::stream::datagram::DatagramSocket;
@@ -17,6 +18,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use urnic_device::command::Status;
 use urnic_device::vocabulary::QpState;
+use urnic_roce::message::Mtu;
+use urnic_roce::{requester, responder};
 
 impl Qp {
     /// Carries out `ModifyQp`.
@@ -169,13 +172,40 @@ impl Qp {
         })
     }
 
-    /// Watches the ports of a queue pair of kind UD.
+    /// Names the peer of a queue pair that speaks RoCE v2.
+    pub(crate) fn connect_path(
+        &self,
+        path: Path,
+        attributes: responder::Attributes,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        self.command(effects, |inner, _| {
+            let connected = inner
+                .engine
+                .roce()
+                .and_then(|engine| engine.connect(path, attributes));
+            connected.map_err(|WrongState| Status::WrongState)?;
+            Ok(((), Requests::empty()))
+        })
+    }
+
+    /// Lets a queue pair that speaks RoCE v2 send requests.
+    pub(crate) fn start_path(
+        &self,
+        attributes: impl FnOnce(Mtu) -> requester::Attributes,
+        effects: &mut Effects,
+    ) -> Result<(), Status> {
+        self.command(effects, |inner, _| {
+            let started = inner.engine.roce().and_then(|engine| engine.start(attributes));
+            started.map_err(|WrongState| Status::WrongState)?;
+            Ok(((), Requests::empty()))
+        })
+    }
+
+    /// Watches the UDP ports of a queue pair.
     pub(crate) fn watch_ports(&self, core: &Core) -> Result<(), Status> {
-        let mut inner = self.turns.lock();
-        let Ok(engine) = inner.engine.datagrams() else {
-            return Ok(());
-        };
-        for fd in engine.descriptors() {
+        let inner = self.turns.lock();
+        for fd in inner.engine.ports() {
             let watched = core
                 .schedule
                 .watch(fd, Token::Qp(self.id), Interest::InputAndRoom);

@@ -31,6 +31,8 @@ pub(crate) enum Token {
     Linger,
     /// The notification page's pipe: a peer on this host woke the device.
     NotificationPage,
+    /// The port of RoCE v2.
+    RocePort,
     /// The background thread must check all its work.
     Wake,
 }
@@ -44,6 +46,7 @@ impl Token {
             Token::Linger => (3, 0),
             Token::Wake => (4, 0),
             Token::NotificationPage => (5, 0),
+            Token::RocePort => (6, 0),
         };
         EventData::new_u64(kind << 32 | u64::from(id))
     }
@@ -56,6 +59,7 @@ impl Token {
             2 => Token::Listener(id),
             3 => Token::Linger,
             5 => Token::NotificationPage,
+            6 => Token::RocePort,
             _ => Token::Wake,
         }
     }

@@ -16,6 +16,8 @@ pub struct DatagramOptions {
     pub ipv6_only: bool,
     /// [`DatagramSocket::refused`] has the packets that did not arrive.
     pub reports_refused: bool,
+    /// Packets to this host go by UDP, too, and not through memory.
+    pub by_udp: bool,
     /// Packets of any length, [`LONG_ROOM`] for each: the system sends one in fragments if it is
     /// longer than the path permits.
     pub long_packets: bool,

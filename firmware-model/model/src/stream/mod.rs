@@ -6,6 +6,7 @@ pub(crate) mod descriptor;
 mod in_memory;
 pub(crate) mod linger;
 pub mod no_stream;
+pub(crate) mod roce_port;
 pub(crate) mod same_host;
 pub(crate) mod sctp;
 mod socket;

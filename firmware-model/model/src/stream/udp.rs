@@ -81,7 +81,9 @@ pub(super) fn bind(
     };
     // Other sockets that share a port must get the packets, too; and refused packets must be
     // reported.
-    if let Some(datagram_rings) = datagram_rings.filter(|_| !options.shared && !options.reports_refused) {
+    if let Some(datagram_rings) =
+        datagram_rings.filter(|_| !(options.shared || options.reports_refused || options.by_udp))
+    {
         socket.rings = DatagramPort::open(datagram_rings, socket.local());
     }
     Ok(Box::new(socket))

@@ -16,6 +16,7 @@ mod overflow;
 mod own_peer;
 mod pairs;
 mod revocation;
+mod roce;
 mod runs;
 mod same_device;
 mod same_host;

@@ -26,6 +26,21 @@ pub struct QpQueues {
     pub recv_cq: Arc<CompletionQueue>,
 }
 
+impl QpQueues {
+    /// Two queues, with their completion queues.
+    pub(crate) fn new(
+        (sq, send_cq): (SendQueue, Arc<CompletionQueue>),
+        (rq, recv_cq): (ReceiveSource, Arc<CompletionQueue>),
+    ) -> QpQueues {
+        QpQueues {
+            sq,
+            send_cq,
+            rq,
+            recv_cq,
+        }
+    }
+}
+
 /// Attributes to change; `None` = leave.
 #[derive(Debug, Clone, Default)]
 pub struct QpChange {

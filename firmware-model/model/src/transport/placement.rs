@@ -14,6 +14,18 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
+    /// The place `offset` bytes into a list.
+    pub(crate) fn at(list: &impl Fn(usize) -> Option<Sge>, offset: u32) -> Cursor {
+        let mut cursor = Cursor { index: 0, offset };
+        while let Some(sge) = list(cursor.index)
+            && cursor.offset >= sge.len.get()
+        {
+            cursor.offset -= sge.len.get();
+            cursor.index += 1;
+        }
+        cursor
+    }
+
     /// The access to the list's next extent of at most `max` bytes; `None` at the list's end. Empty
     /// elements are skipped, and their STags are not checked (VRB-M-07).
     #[inline]

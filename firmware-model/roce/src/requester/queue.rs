@@ -256,13 +256,16 @@ impl Requester {
     /// Ends the connection with a message whose memory the caller cannot read or write: messages
     /// before it complete first, then this one has [`Status::Local`].
     pub fn refuse(&mut self, id: u64) {
-        let posted = self
-            .messages
-            .range(self.complete..)
-            .find(|posted| posted.message.id == id);
-        let Some(first) = posted.map(|posted| posted.first) else {
+        let mut messages = self.messages.iter().enumerate();
+        let found = messages.find(|(_, posted)| posted.message.id == id);
+        let Some((index, first)) = found.map(|(index, posted)| (index, posted.first)) else {
             return;
         };
+        if index < self.complete {
+            // Its last response has just arrived, and could not be placed.
+            self.complete = index;
+            return self.fail(Status::Local);
+        }
         let earlier = self.refused.unwrap_or(first);
         self.refused = Some(earlier.min(first));
         self.fail_if_refused();

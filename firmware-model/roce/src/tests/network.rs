@@ -16,7 +16,7 @@ pub(super) const KEY: u32 = 0x1234;
 pub(super) const BASE: u64 = 0x7f00_0000_0000;
 /// A time after which everything has failed or ended.
 const LIMIT: u64 = 600_000_000_000;
-const STEPS: usize = 2_000_000;
+const STEPS: usize = 100_000;
 
 /// A generator whose numbers follow from a seed: splitmix64.
 #[derive(Clone, Debug)]

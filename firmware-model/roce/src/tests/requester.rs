@@ -550,6 +550,21 @@ fn a_refused_message_fails_after_those_before_it() {
     );
 }
 
+/// The last response of a Read completes it, and is placed after that.
+#[test]
+fn a_read_whose_last_response_cannot_be_placed_fails() {
+    let kinds = [(Kind::Send, 0), (Kind::Read(at(0)), 10), (Kind::Send, 0)];
+    let mut requester = posted(attributes(), &kinds);
+    assert_eq!(sent(&mut requester, 0).len(), 3);
+    let effect = requester.receive(0, FIRST.after(1), &Response::ReadOnly(ACK), 10);
+    assert_eq!(effect, Effect::Place { id: 1, offset: 0 });
+    requester.refuse(1);
+    assert_eq!(
+        completed(&mut requester),
+        [(0, Status::Success), (1, Status::Local), (2, Status::Flushed)]
+    );
+}
+
 #[test]
 fn the_window_grows_and_falls() {
     let wide = Attributes {

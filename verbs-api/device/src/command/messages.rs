@@ -4,7 +4,7 @@ use super::{
     Command, Completion, CreateCq, CreateEq, CreateMr, CreateMw, CreateQp, CreateSrq, Handle, ModerateCq,
     ModifyMr, ModifyQp, ModifySrq, Opcode, PAYLOAD_LEN, RESULT_LEN, ResizeCq, Status,
 };
-use crate::stream::{Attach, BindDatagrams, Close, Connect, Listen, Multicast};
+use crate::stream::{Attach, BindDatagrams, Close, Connect, Listen, Multicast, Path, Retries};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 impl Command {
@@ -63,6 +63,8 @@ impl Opcode {
             Opcode::StreamClose => Close::FIELDS,
             Opcode::BindDatagrams => BindDatagrams::FIELDS,
             Opcode::AttachMulticast | Opcode::DetachMulticast => Multicast::FIELDS,
+            Opcode::ConnectPath => Path::FIELDS,
+            Opcode::StartPath => Retries::FIELDS,
             Opcode::QueryDevice | Opcode::QueryAddresses | Opcode::AllocUar | Opcode::AllocPd => &[],
             Opcode::QueryCounters
             | Opcode::FreeUar

@@ -125,7 +125,7 @@ fn structures_are_as_long_as_the_compiler_makes_them() {
         record: QueueRecord CqRecord;
         wqe: SendHeader Sge DatagramAddress AtomicOperands BindOperands RecvHeader;
         cqe: Cqe;
-        stream: Endpoint Address Connect Listen Listening Endpoints Close BindDatagrams DatagramPort Multicast Attach
+        stream: Endpoint Address Connect Listen Listening Endpoints Close BindDatagrams DatagramPort Multicast Path Retries Attach
             Receive;
     };
     let read: BTreeMap<String, usize> = items()

@@ -182,6 +182,7 @@ impl Sctp {
     ) -> Result<(SocketAddr, MakeEndpoint), Errno> {
         let options = DatagramOptions {
             shared: false,
+            by_udp: false,
             ipv6_only: listens.unwrap_or(true),
             reports_refused: true,
             long_packets: true,

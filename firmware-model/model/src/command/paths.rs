@@ -1,0 +1,84 @@
+//! Commands on the connections of queue pairs that speak RoCE v2.
+
+use super::Job;
+use super::answer::{Answer, Check as _, argument, done};
+use crate::roce;
+use std::net::SocketAddr;
+use urnic_device::command::Status;
+use urnic_device::stream::{Path, Retries};
+use urnic_roce::message::Mtu;
+use urnic_roce::{requester, responder};
+use urnic_wire::roce::Psn;
+
+/// Numbers of queue pairs and PSNs have 24 bits.
+const MASK_24: u32 = 0xff_ffff;
+/// The largest code of a timer.
+const MAX_TIMER: u32 = 31;
+/// The largest number of retries.
+const MAX_RETRIES: u32 = 7;
+/// Packets that are acknowledged together if the peer does not ask for more.
+const ACK_EVERY: u32 = 16;
+/// Packets in flight at most: they fit the buffer of the peer's socket.
+const WINDOW: u32 = 512;
+
+impl Job<'_> {
+    pub(super) fn connect_path(&mut self) -> Answer {
+        let arguments: Path = self.arguments();
+        let own = self.core.config.addresses.get(arguments.source.get() as usize);
+        let source = own.ok_or(Status::InvalidArgument).of(argument!(Path.source))?.ip;
+        let remote = SocketAddr::from(arguments.remote).ip();
+        let fits = remote.is_ipv4() == source.is_ipv4() && !remote.is_unspecified() && !remote.is_multicast();
+        fits.of(argument!(Path.remote))?;
+        if !self.core.config.may_connect(remote, Some(source)) {
+            return Err(Status::Denied.into());
+        }
+        let bytes = arguments.mtu.get();
+        let mtu = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes);
+        let mtu = mtu.ok_or(Status::InvalidArgument).of(argument!(Path.mtu))?;
+        let timer = arguments.min_rnr_timer.get();
+        (timer <= MAX_TIMER).of(argument!(Path.min_rnr_timer))?;
+        let path = roce::Path {
+            source,
+            destination: remote,
+            qpn: arguments.remote_qpn.get() & MASK_24,
+            traffic_class: arguments.traffic_class.get() as u8,
+            mtu,
+        };
+        let attributes = responder::Attributes {
+            mtu,
+            first_psn: Psn::new(arguments.psn.get()),
+            min_rnr_timer: timer as u8,
+            max_dest_rd_atomic: arguments.reads.get().min(u8::MAX.into()) as u8,
+            ack_every: ACK_EVERY,
+        };
+        let qp = self.core.qps.find(arguments.qid.get()).of(argument!(Path.qid))?;
+        qp.connect_path(path, attributes, self.effects)?;
+        done()
+    }
+
+    pub(super) fn start_path(&mut self) -> Answer {
+        let arguments: Retries = self.arguments();
+        let timeout = arguments.timeout.get();
+        (timeout <= MAX_TIMER).of(argument!(Retries.timeout))?;
+        let [retry_cnt, rnr_retry] = [arguments.retry_cnt.get(), arguments.rnr_retry.get()];
+        (retry_cnt <= MAX_RETRIES).of(argument!(Retries.retry_cnt))?;
+        (rnr_retry <= MAX_RETRIES).of(argument!(Retries.rnr_retry))?;
+        let attributes = |mtu| requester::Attributes {
+            mtu,
+            first_psn: Psn::new(arguments.psn.get()),
+            timeout: timeout as u8,
+            retry_cnt: retry_cnt as u8,
+            rnr_retry: rnr_retry as u8,
+            max_rd_atomic: arguments.reads.get().min(u8::MAX.into()) as u8,
+            window: WINDOW,
+            depth: 0,
+        };
+        let qp = self
+            .core
+            .qps
+            .find(arguments.qid.get())
+            .of(argument!(Retries.qid))?;
+        qp.start_path(attributes, self.effects)?;
+        done()
+    }
+}

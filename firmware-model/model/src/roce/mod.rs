@@ -1,0 +1,248 @@
+//! Queue pairs of kind RC that speak RoCE v2 on the wire (InfiniBand Architecture Specification
+//! vol. 1, §9.7, and annex A17), as adapters and Linux's rdma_rxe do.
+//!
+//! The protocol is in the crate [`urnic_roce`], which touches no byte of a message. An [`Engine`]
+//! connects it to the queue pair: [`requests`] takes work requests from the send queue,
+//! [`arrivals`] fills receives and accesses memory for the peer, and [`packets`] makes packets and
+//! takes them apart. As with [`rdmap`](crate::rdmap), its owner serialises the calls.
+
+#![cfg_attr(not(test), forbid(unsafe_code))]
+
+mod arrivals;
+mod packets;
+mod path;
+mod requests;
+
+pub(crate) use path::Path;
+
+use crate::queues::{Overflow, ReceiveSource, SendQueue};
+use crate::stream::Ends;
+use crate::stream::roce_port::RocePort;
+use crate::time::Nanos;
+use crate::transport::{Env, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};
+use arrivals::Arrivals;
+use packets::Packets;
+use requests::Requests;
+use rustix::fd::BorrowedFd;
+use urnic_device::command::QpStatus;
+use urnic_device::event::{Event, EventKind, QpFault};
+use urnic_device::stream::attached;
+use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_roce::message::Mtu;
+use urnic_roce::{requester, responder};
+
+/// One queue pair of kind RC.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    state: QpState,
+    requests: Requests,
+    arrivals: Arrivals,
+    packets: Packets,
+}
+
+impl Engine {
+    /// An engine in the reset state, which sends and receives by `port`.
+    pub(crate) fn new(queues: QpQueues, port: RocePort) -> Engine {
+        Engine {
+            state: QpState::Reset,
+            requests: Requests::new(queues.sq, queues.send_cq),
+            arrivals: Arrivals::new(queues.rq, queues.recv_cq),
+            packets: Packets::new(port),
+        }
+    }
+
+    /// The state of the queue pair.
+    pub(crate) fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// The answer to `QueryQp`.
+    pub(crate) fn status(&self) -> QpStatus {
+        let attached = match self.ends() {
+            Some(_) => attached::ROCE,
+            None => attached::NONE,
+        };
+        QpStatus {
+            state: (self.state as u32).into(),
+            attached: attached.into(),
+            ..QpStatus::default()
+        }
+    }
+
+    /// The place from which packets leave, and the one to which they go.
+    pub(crate) fn ends(&self) -> Option<Ends> {
+        self.packets.ends()
+    }
+
+    /// The send queue, for the state of its doorbells.
+    pub(crate) fn send_queue(&mut self) -> &mut SendQueue {
+        &mut self.requests.sq
+    }
+
+    /// The receive queue, for doorbells.
+    pub(crate) fn receive_source(&mut self) -> &mut ReceiveSource {
+        &mut self.arrivals.receives.rq
+    }
+
+    /// The descriptors to poll for readiness.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.packets.descriptors()
+    }
+
+    /// The peer's requests are taken from the state RTR on, from this path only.
+    pub(crate) fn connect(
+        &mut self,
+        path: Path,
+        attributes: responder::Attributes,
+    ) -> Result<(), WrongState> {
+        match self.state {
+            QpState::Init => {
+                self.packets.connect(path);
+                self.arrivals.begin(attributes);
+                Ok(())
+            }
+            _ => Err(WrongState),
+        }
+    }
+
+    /// Requests are sent from the state RTS on.
+    pub(crate) fn start(
+        &mut self,
+        attributes: impl FnOnce(Mtu) -> requester::Attributes,
+    ) -> Result<(), WrongState> {
+        match (self.state, self.packets.mtu()) {
+            (QpState::Rtr, Some(mtu)) => {
+                self.requests.begin(attributes(mtu));
+                Ok(())
+            }
+            _ => Err(WrongState),
+        }
+    }
+
+    /// Returns to the reset state, on the same rings and ports: posted entries are dropped.
+    pub(crate) fn reset(&mut self) {
+        self.state = QpState::Reset;
+        self.requests.reset();
+        self.arrivals.reset();
+        self.packets.reset();
+    }
+
+    /// Changes attributes, then the state.
+    pub(crate) fn modify(&mut self, change: &QpChange, env: &mut Env<'_>) -> Result<(), WrongState> {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+        if let Some(to) = change.state {
+            let allowed = match (self.state, to) {
+                (_, Err) | (Reset, Init) | (Init, Rtr) | (Rtr | Sqd, Rts) | (Rts, Sqd) => true,
+                (from, to) => from == to && matches!(to, Init | Rts),
+            };
+            if !allowed {
+                return Result::Err(WrongState);
+            }
+        }
+        if let Some(access) = change.access {
+            self.arrivals.access = access;
+        }
+        match change.state {
+            Some(Err) => self.fail(QpFault::Requested, env),
+            Some(state) => {
+                self.state = state;
+                self.requests.drain(state == Sqd);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Sends packets until the sockets take no more or nothing is left to send.
+    pub(crate) fn transmit(&mut self, env: &mut Env<'_>) -> TxOutcome {
+        if self.state == QpState::Err {
+            self.flush(env);
+            return TxOutcome::Idle;
+        }
+        self.requests.take(self.state, env);
+        let outcome = self.packets.transmit(&mut self.requests, &mut self.arrivals, env);
+        self.settle(env);
+        outcome
+    }
+
+    /// Takes all packets that have arrived.
+    pub(crate) fn receive(&mut self, env: &mut Env<'_>) -> RxOutcome {
+        let is_open = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        let outcome = match is_open {
+            true => self.packets.receive(&mut self.requests, &mut self.arrivals, env),
+            false => self.packets.discard(env),
+        };
+        // What has arrived is acknowledged, once for all packets, and lets requests go on.
+        if is_open {
+            self.packets.transmit(&mut self.requests, &mut self.arrivals, env);
+        }
+        self.settle(env);
+        outcome
+    }
+
+    /// The next time at which [`tick`](Self::tick) has something to do.
+    pub(crate) fn deadline(&self) -> Option<Nanos> {
+        self.requests.deadline()
+    }
+
+    /// Acts on expired timers.
+    pub(crate) fn tick(&mut self, env: &mut Env<'_>) {
+        self.requests.tick(env.now.get());
+        self.transmit(env);
+    }
+
+    /// Completes what has ended, and ends the queue pair if a request has failed.
+    fn settle(&mut self, env: &mut Env<'_>) {
+        let completed = self.requests.complete(env);
+        let flushed = self.arrivals.receives.cq.flush(env);
+        match (completed, flushed) {
+            (Ok(_), Err(Overflow)) | (Err(Overflow), _) => self.fail(QpFault::CqOverflow, env),
+            (Ok(Some(status)), Ok(())) => self.fail(fault_of(status), env),
+            (Ok(None), Ok(())) => {
+                // The peer gets the reason first.
+                let fault = self.arrivals.fault().filter(|_| self.packets.are_sent());
+                if let Some(fault) = fault {
+                    self.fail(fault, env);
+                }
+            }
+        }
+    }
+
+    /// Ends the queue pair: all work is flushed.
+    pub(crate) fn fail(&mut self, fault: QpFault, env: &mut Env<'_>) {
+        if self.state != QpState::Err {
+            self.state = QpState::Err;
+            if let ReceiveSource::Shared(_) = self.arrivals.receives.rq {
+                env.effects.event(Event::new(EventKind::LastWqe, env.qp.qid));
+            }
+            if fault != QpFault::Requested {
+                env.effects.qp_error(env.qp.qid, fault, 0);
+            }
+        }
+        self.flush(env);
+    }
+
+    /// Flushes the requests that were posted in the error state.
+    pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
+        if self.state != QpState::Err || env.is_stopped() {
+            return;
+        }
+        // The effects name a queue that overflowed; nothing is left to end here.
+        let (Ok(()) | Err(Overflow)) = self.requests.flush(env);
+        let (Ok(()) | Err(Overflow)) = self.arrivals.flush(env);
+    }
+
+    /// Closes the ports of a destroyed queue pair.
+    pub(crate) fn abandon(&mut self) {
+        self.packets.close();
+    }
+}
+
+/// What the driver is told when a request has failed.
+fn fault_of(status: WcStatus) -> QpFault {
+    match status {
+        WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr => QpFault::TerminateReceived,
+        WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => QpFault::StreamLost,
+        _ => QpFault::LocalWork,
+    }
+}

@@ -1,0 +1,283 @@
+//! Packets on their way to and from the sockets.
+
+use super::arrivals::Arrivals;
+use super::path::Path;
+use super::requests::Requests;
+use crate::counters::Counter;
+use crate::events::Requests as Work;
+use crate::llp::buffers::Buffer;
+use crate::stream;
+use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM};
+use crate::stream::roce_port::RocePort;
+use crate::transport::{Env, RxOutcome, TxOutcome};
+use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use urnic_roce::message::Mtu;
+use urnic_roce::responder::Arrival;
+use urnic_wire::roce::{Body, DEFAULT_PKEY, Ends, Header, UDP_PORT, parse_numbered, seal};
+
+/// The sockets of a queue pair, and the packets that they have not taken.
+#[derive(Debug)]
+pub(super) struct Packets {
+    /// None in a destroyed queue pair.
+    port: Option<RocePort>,
+    path: Option<Path>,
+    /// Present while packets wait.
+    buffer: Option<Buffer>,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+}
+
+impl Packets {
+    pub(super) fn new(port: RocePort) -> Packets {
+        Packets {
+            port: Some(port),
+            path: None,
+            buffer: None,
+            outgoing: Vec::with_capacity(BATCH),
+            incoming: Vec::with_capacity(BATCH),
+        }
+    }
+
+    pub(super) fn connect(&mut self, path: Path) {
+        self.path = Some(path);
+    }
+
+    pub(super) fn mtu(&self) -> Option<Mtu> {
+        Some(self.path?.mtu)
+    }
+
+    /// Whether the socket has taken all packets that were made.
+    pub(super) fn are_sent(&self) -> bool {
+        self.outgoing.is_empty()
+    }
+
+    /// Both ends: the port at which this one receives is 4791, too.
+    pub(super) fn ends(&self) -> Option<stream::Ends> {
+        let (path, port) = (self.path.as_ref()?, self.port.as_ref()?);
+        Some(stream::Ends {
+            local: SocketAddr::new(path.source, port.source()),
+            remote: SocketAddr::new(path.destination, UDP_PORT),
+        })
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.path = None;
+        self.outgoing.clear();
+    }
+
+    pub(super) fn close(&mut self) {
+        self.port = None;
+    }
+
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.port.iter().filter_map(RocePort::descriptor)
+    }
+
+    /// Sends what the two ends of the connection have to send, answers before requests.
+    pub(super) fn transmit(
+        &mut self,
+        requests: &mut Requests,
+        arrivals: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> TxOutcome {
+        let Some(path) = self.path else {
+            return TxOutcome::Idle;
+        };
+        let mut made = 0;
+        loop {
+            if self.outgoing.is_empty() {
+                self.stage(&path, requests, arrivals, env);
+            }
+            made += self.outgoing.len();
+            let is_empty = self.outgoing.is_empty();
+            let blocked = !is_empty && self.hand_over(env);
+            if self.outgoing.is_empty()
+                && let Some(buffer) = self.buffer.take()
+            {
+                env.buffers.give(buffer);
+            }
+            match () {
+                () if is_empty => return TxOutcome::Idle,
+                () if blocked => {
+                    env.counters.add(Counter::TxStalls, 1);
+                    return TxOutcome::Blocked;
+                }
+                () if made >= DATAGRAM_TX_BUDGET => return TxOutcome::More,
+                () => {}
+            }
+        }
+    }
+
+    /// Makes packets, as many as go to the kernel in one call.
+    fn stage(&mut self, path: &Path, requests: &mut Requests, arrivals: &mut Arrivals, env: &mut Env<'_>) {
+        let mut buffer = self.buffer.take().unwrap_or_else(|| env.buffers.take());
+        while self.outgoing.len() < BATCH {
+            let at = self.outgoing.len() * PACKET_ROOM;
+            let Some(room) = buffer.get_mut(at..at + PACKET_ROOM) else {
+                break;
+            };
+            let made = match arrivals.transmit() {
+                Some(packet) => {
+                    let body = Body::Response(packet.response);
+                    let header = Header::new(path.qpn, packet.psn, body);
+                    let gather = |payload: &mut [u8]| arrivals.read(&packet, payload, env);
+                    emit(&header, packet.data.length as usize, room, gather)
+                }
+                None => match requests.transmit(env.now.get()) {
+                    Some(packet) => {
+                        let mut header = Header::new(path.qpn, packet.psn, Body::Request(packet.request));
+                        (header.solicited, header.ack_request) = (packet.solicited, packet.ack_request);
+                        let gather = |payload: &mut [u8]| requests.gather(&packet, payload, env);
+                        emit(&header, packet.length as usize, room, gather)
+                    }
+                    None => break,
+                },
+            };
+            let Some(len) = made else { continue };
+            let source = self.port.as_ref().map(RocePort::source);
+            let ends = Ends {
+                source: SocketAddr::new(path.source, source.unwrap_or_default()),
+                destination: SocketAddr::new(path.destination, UDP_PORT),
+            };
+            self.outgoing.push(Outgoing {
+                at,
+                len: seal(room, len, &ends),
+                source: path.source,
+                destination: ends.destination,
+                traffic_class: path.traffic_class,
+            });
+        }
+        self.buffer = Some(buffer);
+    }
+
+    /// Hands packets to the socket; returns whether one waits for room.
+    fn hand_over(&mut self, env: &mut Env<'_>) -> bool {
+        let mut sent = 0;
+        let mut blocked = false;
+        while let Some(run) = self.outgoing.get(sent..).filter(|run| !run.is_empty()) {
+            let taken = match (&mut self.port, &self.buffer) {
+                (Some(port), Some(buffer)) => port.sender().send(&**buffer, run),
+                _ => Err(Errno::NETUNREACH),
+            };
+            env.counters.add(Counter::TxCalls, 1);
+            match taken {
+                Ok(taken) => {
+                    let bytes: usize = run.iter().take(taken).map(|packet| packet.len).sum();
+                    env.sent(bytes as u64);
+                    sent += taken.max(1);
+                }
+                Err(Errno::AGAIN) => {
+                    blocked = true;
+                    break;
+                }
+                // It is lost, and sent again as others that are lost.
+                Err(errno) => {
+                    tracing::debug!(%errno, "a packet was dropped");
+                    env.counters.add(Counter::TxDatagramDrops, 1);
+                    sent += 1;
+                }
+            }
+        }
+        self.outgoing.drain(..sent.min(self.outgoing.len()));
+        blocked
+    }
+
+    /// Takes the packets that have arrived.
+    pub(super) fn receive(
+        &mut self,
+        requests: &mut Requests,
+        arrivals: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> RxOutcome {
+        self.take_all(env, |packet, ends, path, env| {
+            let parsed = parse_numbered(packet, ends).ok();
+            let is_ours = |header: &Header| {
+                let from_peer = ends.source.ip() == path.destination && ends.destination.ip() == path.source;
+                from_peer && header.destination_qpn == env.qp.label && header.pkey == DEFAULT_PKEY
+            };
+            let Some((header, payload)) = parsed.filter(|(header, _)| is_ours(header)) else {
+                env.counters.add(Counter::RxDatagramErrors, 1);
+                return;
+            };
+            match header.body {
+                Body::Request(request) => {
+                    let arrival = Arrival {
+                        psn: header.psn,
+                        request,
+                        payload_len: payload.len(),
+                        ack_request: header.ack_request,
+                    };
+                    arrivals.request(&arrival, header.solicited, payload, env);
+                }
+                Body::Response(response) => requests.receive(header.psn, &response, payload, env),
+                Body::CongestionNotification => requests.congestion_notified(),
+                Body::Unreliable(_) | Body::Datagram(..) => {
+                    env.counters.add(Counter::RxDatagramErrors, 1);
+                }
+            }
+        })
+    }
+
+    /// Drops the packets that have arrived: the queue pair does not receive.
+    pub(super) fn discard(&mut self, env: &mut Env<'_>) -> RxOutcome {
+        self.take_all(env, |_, _, _, env| env.counters.add(Counter::RxDatagramDrops, 1))
+    }
+
+    fn take_all(
+        &mut self,
+        env: &mut Env<'_>,
+        mut each: impl FnMut(&[u8], &Ends, &Path, &mut Env<'_>),
+    ) -> RxOutcome {
+        let mut buffer = env.buffers.take();
+        let mut more = false;
+        for batch in 0..DATAGRAM_RX_BATCHES {
+            let Some(port) = &mut self.port else { break };
+            self.incoming.clear();
+            let most = if batch == 0 { DATAGRAM_FIRST_BATCH } else { BATCH };
+            let room = buffer.get_mut(..most * PACKET_ROOM).unwrap_or_default();
+            let read = port.receive(room, &mut self.incoming);
+            read.count(env.counters);
+            env.counters.add(Counter::RxCalls, 1);
+            for qid in read.woken {
+                env.effects.kick(qid, Work::RECEIVE);
+            }
+            for (packet, place) in self.incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
+                let (Some(bytes), Some(path)) = (place.get(..packet.len), &self.path) else {
+                    env.counters.add(Counter::RxDatagramErrors, 1);
+                    continue;
+                };
+                env.received(bytes.len() as u64);
+                let ends = Ends {
+                    source: packet.source,
+                    destination: SocketAddr::new(packet.destination, UDP_PORT),
+                };
+                each(bytes, &ends, path, env);
+            }
+            more = self.incoming.len() == most;
+            if !more || env.is_stopped() {
+                break;
+            }
+        }
+        env.buffers.give(buffer);
+        match more {
+            true => RxOutcome::More,
+            false => RxOutcome::Drained,
+        }
+    }
+}
+
+/// Writes headers and payload of a packet; returns their length, or none if the payload cannot be
+/// gathered.
+fn emit(
+    header: &Header,
+    payload_len: usize,
+    room: &mut [u8],
+    gather: impl FnOnce(&mut [u8]) -> bool,
+) -> Option<usize> {
+    let at = header.emit(room, payload_len);
+    let payload = room.get_mut(at..at + payload_len)?;
+    gather(payload).then_some(at + payload_len)
+}

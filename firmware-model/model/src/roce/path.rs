@@ -1,0 +1,19 @@
+//! The way to the peer of a queue pair.
+
+use std::net::IpAddr;
+use urnic_roce::message::Mtu;
+
+/// The way to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Path {
+    /// The own address.
+    pub(crate) source: IpAddr,
+    /// The peer's address.
+    pub(crate) destination: IpAddr,
+    /// The number of the peer's queue pair.
+    pub(crate) qpn: u32,
+    /// The IP header's traffic class.
+    pub(crate) traffic_class: u8,
+    /// Bytes of payload in a packet, at most.
+    pub(crate) mtu: Mtu,
+}

@@ -1,0 +1,227 @@
+//! UDP port 4791, at which the packets of RoCE v2 arrive (InfiniBand Architecture Specification,
+//! annex A17). The queue pairs of a device share it: a packet names its queue pair.
+//!
+//! Whoever reads the port gives the packets of other queue pairs to their inboxes. Packets leave by
+//! a socket of the queue pair, whose port differs, so that routers spread connections over paths.
+
+use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, PACKET_ROOM};
+use super::{ANYWHERE, Network};
+use crate::counters::{Counter, Counters};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use urnic_sync::Mutex;
+use urnic_wire::roce::{UDP_PORT, destination_of};
+
+/// Packets that wait for a queue pair at most: as many as a peer may have in flight.
+const INBOX: usize = 1024;
+
+/// The sockets of the port, and those by which packets leave.
+const OPTIONS: DatagramOptions = DatagramOptions {
+    shared: false,
+    ipv6_only: false,
+    reports_refused: false,
+    long_packets: false,
+    by_udp: true,
+};
+
+/// The port, on the addresses of a device.
+#[derive(Debug)]
+pub(crate) struct RocePorts {
+    network: Arc<dyn Network>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// One socket for all addresses, or one for each; bound for the first queue pair.
+    sockets: Vec<Box<dyn DatagramSocket>>,
+    /// By the number of the queue pair on the wire.
+    inboxes: HashMap<u32, Inbox>,
+    buffer: Vec<u8>,
+    incoming: Vec<Incoming>,
+}
+
+/// Packets for a queue pair that another one has read.
+#[derive(Debug)]
+struct Inbox {
+    qid: u32,
+    packets: VecDeque<(Incoming, Box<[u8]>)>,
+}
+
+/// What came of the packets that were read.
+#[derive(Debug, Default)]
+pub(crate) struct Dispatched {
+    /// The queue pairs that got packets.
+    pub(crate) woken: Vec<u32>,
+    /// Packets for no queue pair.
+    pub(crate) strange: u64,
+    /// Packets for queue pairs with full inboxes.
+    pub(crate) dropped: u64,
+}
+
+impl Dispatched {
+    /// Counts the packets that were dropped.
+    pub(crate) fn count(&self, counters: &Counters) {
+        for (counter, packets) in [
+            (Counter::RxDatagramErrors, self.strange),
+            (Counter::RxDatagramDrops, self.dropped),
+        ] {
+            if packets > 0 {
+                counters.add_shared(counter, packets);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Reads a batch of each socket into inboxes; returns whether there may be more.
+    fn dispatch(&mut self, done: &mut Dispatched) -> bool {
+        self.buffer.resize(BATCH * PACKET_ROOM, 0);
+        let mut more = false;
+        for socket in &mut self.sockets {
+            self.incoming.clear();
+            socket.receive(&mut self.buffer, &mut self.incoming);
+            more |= self.incoming.len() == BATCH;
+            for (packet, place) in self.incoming.iter().zip(self.buffer.chunks(PACKET_ROOM)) {
+                let Some(bytes) = place.get(..packet.len) else {
+                    continue;
+                };
+                let Some(inbox) = destination_of(bytes).and_then(|qpn| self.inboxes.get_mut(&qpn)) else {
+                    done.strange += 1;
+                    continue;
+                };
+                match inbox.packets.len() < INBOX {
+                    true => inbox.packets.push_back((*packet, bytes.into())),
+                    false => done.dropped += 1,
+                }
+                if !done.woken.contains(&inbox.qid) {
+                    done.woken.push(inbox.qid);
+                }
+            }
+        }
+        more
+    }
+}
+
+impl RocePorts {
+    pub(crate) fn new(network: Arc<dyn Network>) -> RocePorts {
+        RocePorts {
+            network,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Opens the port for the queue pair with this number on the wire, on `addresses`. Returns true
+    /// if its sockets are new: they must be watched.
+    ///
+    /// # Errors
+    /// Those of [`Network::bind_datagrams`].
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        addresses: &[IpAddr],
+        qpn: u32,
+        qid: u32,
+    ) -> Result<(RocePort, bool), Errno> {
+        let mut state = self.state.lock();
+        let is_new = state.sockets.is_empty();
+        if is_new {
+            let bind = |ip: &IpAddr| {
+                self.network
+                    .bind_datagrams(SocketAddr::new(*ip, UDP_PORT), OPTIONS)
+            };
+            state.sockets = addresses.iter().map(bind).collect::<Result<_, _>>()?;
+        }
+        let any = addresses.first().map_or(ANYWHERE.ip(), |ip| *ip);
+        let own = self.network.bind_datagrams(SocketAddr::new(any, 0), OPTIONS)?;
+        let inbox = Inbox {
+            qid,
+            packets: VecDeque::new(),
+        };
+        state.inboxes.insert(qpn, inbox);
+        let port = RocePort {
+            ports: self.clone(),
+            qpn,
+            own,
+        };
+        Ok((port, is_new))
+    }
+
+    /// Has `watch` watch the sockets.
+    pub(crate) fn watch<E>(&self, mut watch: impl FnMut(BorrowedFd<'_>) -> Result<(), E>) -> Result<(), E> {
+        let state = self.state.lock();
+        let mut descriptors = state.sockets.iter().filter_map(|socket| socket.descriptor());
+        descriptors.try_for_each(|fd| watch(fd.as_fd()))
+    }
+
+    /// Takes the packets that have arrived.
+    pub(crate) fn dispatch(&self) -> Dispatched {
+        let mut done = Dispatched::default();
+        let mut state = self.state.lock();
+        while state.dispatch(&mut done) {}
+        done
+    }
+}
+
+/// The port, as a queue pair uses it.
+#[derive(Debug)]
+pub(crate) struct RocePort {
+    ports: Arc<RocePorts>,
+    qpn: u32,
+    /// The socket by which it sends.
+    own: Box<dyn DatagramSocket>,
+}
+
+impl RocePort {
+    /// The socket by which the queue pair sends.
+    pub(crate) fn sender(&mut self) -> &mut dyn DatagramSocket {
+        &mut *self.own
+    }
+
+    /// The port from which the packets come.
+    pub(crate) fn source(&self) -> u16 {
+        self.own.local().port()
+    }
+
+    /// The descriptor to poll for room.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.own.descriptor()
+    }
+
+    /// Takes the packets for the queue pair that have arrived, as many as have [`PACKET_ROOM`] in
+    /// `buffer`; returns what came of packets that were read for it, with the other queue pairs
+    /// that got some.
+    pub(crate) fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> Dispatched {
+        let mut done = Dispatched::default();
+        let mut state = self.ports.state.lock();
+        let is_empty = |state: &State| {
+            let inbox = state.inboxes.get(&self.qpn);
+            inbox.is_none_or(|inbox| inbox.packets.is_empty())
+        };
+        if is_empty(&state) {
+            state.dispatch(&mut done);
+        }
+        let Some(inbox) = state.inboxes.get_mut(&self.qpn) else {
+            return done;
+        };
+        done.woken.retain(|qid| *qid != inbox.qid);
+        for place in buffer.chunks_exact_mut(PACKET_ROOM) {
+            let Some((packet, bytes)) = inbox.packets.pop_front() else {
+                break;
+            };
+            if let Some(place) = place.get_mut(..bytes.len()) {
+                place.copy_from_slice(&bytes);
+                packets.push(packet);
+            }
+        }
+        done
+    }
+}
+
+impl Drop for RocePort {
+    fn drop(&mut self) {
+        self.ports.state.lock().inboxes.remove(&self.qpn);
+    }
+}

@@ -1,0 +1,284 @@
+//! Linux's rdma_rxe, in a guest, as the peer of our queue pairs whose wire is RoCE v2: either is
+//! the server. The guest and a network namespace are on one Ethernet link.
+
+use std::path::Path;
+use std::process::Command as Process;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use urnic_sync::{Mutex, MutexGuard};
+use urnic_testkit::Folder;
+use urnic_tests::build::scratch;
+use urnic_tests::guest::{Guest, LINK_GUEST, LINK_HOST};
+use urnic_tests::program::Program;
+use urnic_tests::skip::installed;
+use urnic_tests::wait::{free_port, until};
+use urnic_tests::{compiled, or_skip};
+
+/// rxe computes its checksums by the kernel's `crc32`.
+const DEVICE: &str = "modprobe -a rdma_rxe crc32_generic && rdma link add rxe0 type rxe netdev eth1";
+
+/// The time limit of a program in the guest, in seconds.
+const SECONDS: u32 = 60;
+
+/// The time limit of a program here: that of the guest's, and its start.
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// The indexes of the GIDs that are the link's IPv4 addresses with RoCE v2.
+const OUR_GID: u8 = 3;
+const RXE_GID: u8 = 1;
+
+type Settings<'a> = &'a [(&'a str, &'a str)];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Server {
+    Urnic,
+    Rxe,
+}
+
+const BOTH: [Server; 2] = [Server::Urnic, Server::Rxe];
+
+/// The guest with rxe0.
+struct Rxe(Guest);
+
+impl Rxe {
+    /// The guest, for this test alone.
+    fn borrowed() -> Result<MutexGuard<'static, Self>, String> {
+        static RXE: OnceLock<Result<Mutex<Rxe>, String>> = OnceLock::new();
+        let boot = || {
+            let guest = Guest::linked()?;
+            guest.start(DEVICE).success();
+            Ok(Mutex::new(Self(guest)))
+        };
+        let rxe = RXE.get_or_init(boot).as_ref().map_err(Clone::clone)?;
+        let rxe = rxe.lock();
+        rxe.0.stop();
+        Ok(rxe)
+    }
+
+    /// Runs both ends of a command, ours with these settings; returns what our end and rxe's
+    /// printed.
+    #[track_caller]
+    fn both(&self, server: Server, command: &str, settings: Settings<'_>) -> [String; 2] {
+        let port = free_port();
+        let (ours, theirs) = (self.ours(command, port, settings), Self::theirs(command, port));
+        let (ours, (ok, theirs)) = match server {
+            Server::Urnic => {
+                let mut ours = ours.spawn();
+                ours.wait_until_listening(port);
+                let theirs = self.0.start(&format!("{theirs} {LINK_HOST}")).ends();
+                (ours, theirs)
+            }
+            Server::Rxe => {
+                let theirs = self.0.listener_at(port, &theirs);
+                let mut ours = ours.arg(LINK_GUEST).spawn();
+                until(LIMIT, || ours.ended());
+                (ours, theirs.ends())
+            }
+        };
+        // The end of one that failed may leave the other waiting.
+        let ours = match ok {
+            true => ours.wait_for(LIMIT),
+            false => ours.stopped(),
+        };
+        assert!(
+            ours.ok() && ok,
+            "{command}, the server is {server:?}:\n--- urnic: {ours}\n--- rxe: {theirs}"
+        );
+        [ours.output, theirs]
+    }
+
+    /// Our end of a command. Programs of the distribution have a name, ours a path.
+    fn ours(&self, command: &str, port: u16, settings: Settings<'_>) -> Program {
+        let (name, options) = command.split_once(' ').unwrap_or((command, ""));
+        let name = match name.strip_prefix("/tmp/") {
+            Some(ours) => scratch().join(ours),
+            None => name.into(),
+        };
+        let gid = gid_option(command);
+        let program = Program::new(name)
+            .line(&format!("{options} {gid} {OUR_GID} -p {port}"))
+            .env("URNIC_IDENTITY", "roce")
+            .env("URNIC_WIRE", "roce");
+        let set = |program: Program, (name, value): &(&str, &str)| program.env(name, value);
+        self.0.netns().program(settings.iter().fold(program, set))
+    }
+
+    /// rxe's end of a command.
+    fn theirs(command: &str, port: u16) -> String {
+        let gid = gid_option(command);
+        let device = match command.starts_with("ib") {
+            true => "-d rxe0",
+            false => "",
+        };
+        let (name, options) = command.split_once(' ').unwrap_or((command, ""));
+        format!("DEVICE=rxe0 timeout {SECONDS} {name} {device} {options} {gid} {RXE_GID} -p {port}")
+    }
+
+    /// Puts one of our programs into the guest; commands name it by this path.
+    fn with(&self, name: &str) -> Result<(), String> {
+        let program = compiled(name)?;
+        self.0.bring(&program, &format!("/tmp/{name}"));
+        Ok(())
+    }
+}
+
+/// The option that selects the GID, as the last of perftest's own. Its Local ACK Timeout is four
+/// times the default: a guest on a busy machine may stand still for longer than seven retries.
+fn gid_option(command: &str) -> &'static str {
+    match command.starts_with("ib_") {
+        true => "-F -u 16 -x",
+        false => "-g",
+    }
+}
+
+#[test]
+fn rxe_and_urnic_exchange_messages_checked() {
+    or_skip!(installed("ibv_srq_pingpong"));
+    let rxe = or_skip!(Rxe::borrowed());
+    for server in BOTH {
+        for command in [
+            "ibv_rc_pingpong -c -n 200",
+            "ibv_rc_pingpong -c -n 200 -e",
+            "ibv_rc_pingpong -c -n 20 -s 262144 -r 20",
+            "ibv_rc_pingpong -c -n 200 -m 256 -s 5000",
+            "ibv_srq_pingpong -c -n 50 -q 4",
+            "ibv_srq_pingpong -c -n 50 -q 4 -e",
+        ] {
+            for printed in rxe.both(server, command, &[]) {
+                assert!(printed.contains("iters in"), "{command}:\n{printed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn perftest_between_rxe_and_urnic() {
+    or_skip!(installed("ib_atomic_bw"));
+    let rxe = or_skip!(Rxe::borrowed());
+    for server in BOTH {
+        for command in [
+            "ib_send_bw -n 10 -s 1048576",
+            "ib_send_bw -n 100 -q 4",
+            "ib_send_bw -n 100 -b -e",
+            "ib_send_lat -n 50 -s 4000",
+            "ib_send_lat -n 50 -e",
+            "ib_write_bw -n 10 -s 1048576",
+            "ib_write_bw -n 100 -q 4",
+            "ib_write_lat -n 50 -s 4000",
+            "ib_read_bw -n 10 -s 1048576",
+            "ib_read_bw -n 50 -q 4",
+            "ib_read_lat -n 50 -s 4000 -e",
+            "ib_atomic_bw -n 50 -A FETCH_AND_ADD",
+            "ib_atomic_lat -n 50 -A CMP_AND_SWAP",
+        ] {
+            rxe.both(server, command, &[]);
+        }
+    }
+}
+
+/// Sends, Writes and Reads of which every byte is compared.
+const TRANSFERS: [&str; 3] = [
+    "/tmp/transfer -o send -b 4000000 -c 100003 -t 16",
+    "/tmp/transfer -o write -b 4000000 -c 100003 -t 16",
+    "/tmp/transfer -o read -b 4000000 -c 100003 -t 16",
+];
+
+#[test]
+fn rxe_and_urnic_transfer_megabytes_bit_exact() {
+    let rxe = or_skip!(Rxe::borrowed());
+    or_skip!(rxe.with("transfer"));
+    for server in BOTH {
+        for command in TRANSFERS {
+            rxe.both(server, command, &[]);
+        }
+    }
+}
+
+/// Probabilities, because rxe's repetitions can be in step with every nth packet. Acknowledgements
+/// are few, so one fault strikes at the third packet.
+#[test]
+fn lost_packets_between_rxe_and_urnic_are_repeated() {
+    let rxe = or_skip!(Rxe::borrowed());
+    or_skip!(rxe.with("transfer"));
+    for server in BOTH {
+        for command in TRANSFERS {
+            for faults in [
+                "drop nth=3; drop p=0.02",
+                "duplicate nth=3; duplicate p=0.02; reorder p=0.02",
+            ] {
+                let [ours, _] = rxe.both(server, command, &[("URNIC_FAULTS", faults)]);
+                assert!(ours.contains("fault 1: "), "no fault struck:\n{ours}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rxe_and_urnic_refuse_the_same_requests() {
+    let rxe = or_skip!(Rxe::borrowed());
+    or_skip!(rxe.with("refused"));
+    for server in BOTH {
+        let [ours, theirs] = match server {
+            Server::Urnic => rxe.both(server, "/tmp/refused", &[]),
+            Server::Rxe => rxe.both(server, "/tmp/refused -x", &[]),
+        };
+        let client = match server {
+            Server::Urnic => theirs,
+            Server::Rxe => ours,
+        };
+        assert!(client.contains("Send without a receive: "), "{client}");
+    }
+}
+
+/// What tshark prints about the packets of a capture that pass the filter.
+fn tshark(file: &Path, field: &str, filter: &str) -> String {
+    let mut tshark = Process::new("tshark");
+    // The user of the tests may have set preferences.
+    tshark
+        .env("HOME", "/nonexistent")
+        .env_remove("WIRESHARK_CONFIG_DIR");
+    let out = tshark
+        .arg("-nr")
+        .arg(file)
+        .args(["-T", "fields", "-e", "frame.number", "-e", field, "-Y", filter])
+        .output()
+        .expect("tshark runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+#[test]
+fn tshark_reads_the_packets_of_rxe_and_urnic() {
+    or_skip!(installed("tshark"));
+    let rxe = or_skip!(Rxe::borrowed());
+    let folder = Folder::inside(&scratch(), "rxe");
+    for server in BOTH {
+        for (command, opcodes) in [
+            ("ibv_rc_pingpong -c -n 50 -s 5000", &[0, 1, 2, 17][..]),
+            ("ib_write_bw -n 20 -s 4000", &[6, 7, 8, 17]),
+            ("ib_read_bw -n 20 -s 4000", &[12, 13, 14, 15]),
+            ("ib_atomic_bw -n 20 -A CMP_AND_SWAP", &[18, 19]),
+            ("ib_atomic_bw -n 20 -A FETCH_AND_ADD", &[18, 20]),
+        ] {
+            let file = folder.file("wire.pcapng");
+            let _ = std::fs::remove_file(&file);
+            rxe.both(
+                server,
+                command,
+                &[("URNIC_PCAP", file.to_str().expect("our path"))],
+            );
+            let wrong = tshark(
+                &file,
+                "_ws.expert.message",
+                "_ws.malformed || _ws.expert.severity == \"Error\"",
+            );
+            assert_eq!(wrong, "", "{command}");
+            for opcode in opcodes {
+                let filter = format!("infiniband.bth.opcode == {opcode}");
+                let found = tshark(&file, "infiniband.bth.psn", &filter);
+                assert!(!found.is_empty(), "{command}: no packet with opcode {opcode}");
+            }
+        }
+    }
+}
