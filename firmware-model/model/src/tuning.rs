@@ -98,6 +98,8 @@ pub(crate) const BUSY_RETRY_MAX: Duration = Duration::from_secs(2);
 pub(crate) const BUSY_SHARED_BY: u32 = 8;
 /// Time between two polls of a busy-poll that shows that another thread had the processor.
 pub(crate) const BUSY_PREEMPTED: Duration = Duration::from_micros(100);
+/// Such a time though a message came: to take one takes less.
+pub(crate) const BUSY_TURN: Duration = Duration::from_millis(1);
 /// Polls of the last stream for each poll of all streams.
 pub(crate) const BUSY_POLLS_PER_WAIT: u32 = 32;
 /// The time over which the share of the processor is measured.

@@ -348,6 +348,7 @@ impl Job<'_> {
                 qid,
                 label: match kind {
                     QpKind::UnreliableDatagram => label & QPN_MASK,
+                    _ if is_roce => label & QPN_MASK,
                     _ => label,
                 },
                 pd,

@@ -463,10 +463,9 @@ impl Rdmap {
             }
             Opcode::ReadResponse => {
                 let requester = &mut self.requester;
-                requester
-                    .reads
-                    .place_early(env, &requester.sq, &header, payload)?;
+                let placed = requester.reads.place_early(env, &requester.sq, &header, payload);
                 env.recent.forget();
+                placed?;
             }
             _ => return None,
         }

@@ -83,7 +83,7 @@ impl Arrivals {
         let read = window(&packet.data, Need::RemoteRead, self.access, env)
             .is_some_and(|window| window.copy_out(0, payload).is_ok());
         if !read && let Some(machine) = &mut self.machine {
-            machine.refuse(packet.psn, Fault::Access);
+            machine.refuse(packet, Fault::Access);
         }
         read
     }
@@ -93,6 +93,11 @@ impl Arrivals {
         let fault = self.machine.as_ref()?.fault()?;
         tracing::debug!(?fault, "a request of the peer ends the queue pair");
         Some(QpFault::TerminateSent)
+    }
+
+    /// Whether the peer has not been sent all that it is to get.
+    pub(super) fn has_packets(&self) -> bool {
+        self.machine.as_ref().is_some_and(Responder::has_packets)
     }
 
     /// Completes the receives in error, in order.

@@ -167,17 +167,24 @@ impl Engine {
 
     /// Takes all packets that have arrived.
     pub(crate) fn receive(&mut self, env: &mut Env<'_>) -> RxOutcome {
-        let is_open = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        let outcome = match is_open {
-            true => self.packets.receive(&mut self.requests, &mut self.arrivals, env),
-            false => self.packets.discard(env),
-        };
+        let outcome = self.take_in(env);
         // What has arrived is acknowledged, once for all packets, and lets requests go on.
-        if is_open {
+        if self.is_open() && env.moved.received {
             self.packets.transmit(&mut self.requests, &mut self.arrivals, env);
         }
         self.settle(env);
         outcome
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+    }
+
+    fn take_in(&mut self, env: &mut Env<'_>) -> RxOutcome {
+        match self.is_open() {
+            true => self.packets.receive(&mut self.requests, &mut self.arrivals, env),
+            false => self.packets.discard(env),
+        }
     }
 
     /// The next time at which [`tick`](Self::tick) has something to do.
@@ -187,6 +194,8 @@ impl Engine {
 
     /// Acts on expired timers.
     pub(crate) fn tick(&mut self, env: &mut Env<'_>) {
+        // What the timer waits for may have arrived while nothing ran.
+        self.take_in(env);
         self.requests.tick(env.now.get());
         self.transmit(env);
     }
@@ -200,7 +209,8 @@ impl Engine {
             (Ok(Some(status)), Ok(())) => self.fail(fault_of(status), env),
             (Ok(None), Ok(())) => {
                 // The peer gets the reason first.
-                let fault = self.arrivals.fault().filter(|_| self.packets.are_sent());
+                let is_told = self.packets.are_sent() && !self.arrivals.has_packets();
+                let fault = self.arrivals.fault().filter(|_| is_told);
                 if let Some(fault) = fault {
                     self.fail(fault, env);
                 }

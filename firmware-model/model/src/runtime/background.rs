@@ -15,13 +15,13 @@ use super::busy_poll::{Budget, BusyPolling, End, Processors};
 use crate::counters::Counter;
 use crate::events::{Effects, Requests};
 use crate::qp::{LAST, Qp};
-use crate::schedule::{ASLEEP, AWAKE, LENT, Rung, Schedule, TICKING, Timer, Token};
+use crate::schedule::{ASLEEP, AWAKE, Interest, LENT, Rung, Schedule, TICKING, Timer, Token};
 use crate::shard::SHARDS;
 use crate::sys;
 use crate::sys::failed::FailedCall;
 use crate::time::Nanos;
 use crate::tuning::{
-    BURST_TICK, BUSY_POLLS_PER_WAIT, BUSY_PREEMPTED, LAST_POLLS, NICE, POLL_PAUSE, POLLED_TICK,
+    BURST_TICK, BUSY_POLLS_PER_WAIT, BUSY_PREEMPTED, BUSY_TURN, LAST_POLLS, NICE, POLL_PAUSE, POLLED_TICK,
     POLLED_TICK_LONG, POLLED_TICKS_LONG_AFTER, POLLS_EVERY, RETRY_TICK, SLICE_NS, WARM,
 };
 use rustix::io::Errno;
@@ -276,11 +276,14 @@ impl Loop<'_> {
                 _ => poll_ready(core, Some(Duration::ZERO)),
             };
             let before = mem::replace(&mut at, core.clock.now());
-            if polled.arrived.is_some() {
+            let pause = at.since(before);
+            if pause >= BUSY_TURN {
+                break End::Preempted;
+            } else if polled.arrived.is_some() {
                 break End::Arrival;
             } else if polled.wake || polled.linger {
                 break End::Other;
-            } else if at.since(before) >= BUSY_PREEMPTED {
+            } else if pause >= BUSY_PREEMPTED {
                 break End::Preempted;
             } else if at >= now + granted {
                 break match () {
@@ -663,12 +666,17 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
             }
         }
         Token::RocePort => {
-            let read = core.roce.dispatch();
+            let (read, more) = core.roce.dispatch();
             read.count(&core.counters);
             for qid in read.woken {
                 if let Some(qp) = core.qps.find(qid) {
                     polled.kick(core, &qp, Requests::RECEIVE);
                 }
+            }
+            // Others have their turn first.
+            if more {
+                core.roce
+                    .each_socket(|fd| core.schedule.rewatch(fd, Token::RocePort, Interest::InputAndRoom));
             }
         }
         Token::Wake => polled.wake = true,

@@ -7,6 +7,7 @@
 use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, PACKET_ROOM};
 use super::{ANYWHERE, Network};
 use crate::counters::{Counter, Counters};
+use crate::tuning::DATAGRAM_RX_BATCHES;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
@@ -125,7 +126,12 @@ impl RocePorts {
         qpn: u32,
         qid: u32,
     ) -> Result<(RocePort, bool), Errno> {
+        let any = addresses.first().map_or(ANYWHERE.ip(), |ip| *ip);
+        let own = self.network.bind_datagrams(SocketAddr::new(any, 0), OPTIONS)?;
         let mut state = self.state.lock();
+        if state.inboxes.contains_key(&qpn) {
+            return Err(Errno::BUSY);
+        }
         let is_new = state.sockets.is_empty();
         if is_new {
             let bind = |ip: &IpAddr| {
@@ -134,8 +140,6 @@ impl RocePorts {
             };
             state.sockets = addresses.iter().map(bind).collect::<Result<_, _>>()?;
         }
-        let any = addresses.first().map_or(ANYWHERE.ip(), |ip| *ip);
-        let own = self.network.bind_datagrams(SocketAddr::new(any, 0), OPTIONS)?;
         let inbox = Inbox {
             qid,
             packets: VecDeque::new(),
@@ -156,12 +160,20 @@ impl RocePorts {
         descriptors.try_for_each(|fd| watch(fd.as_fd()))
     }
 
-    /// Takes the packets that have arrived.
-    pub(crate) fn dispatch(&self) -> Dispatched {
+    /// Shows the descriptor of each socket.
+    pub(crate) fn each_socket(&self, mut show: impl FnMut(BorrowedFd<'_>)) {
+        let (Ok(()) | Err(())) = self.watch(|fd| {
+            show(fd);
+            Ok::<(), ()>(())
+        });
+    }
+
+    /// Takes packets that have arrived; returns whether there may be more.
+    pub(crate) fn dispatch(&self) -> (Dispatched, bool) {
         let mut done = Dispatched::default();
         let mut state = self.state.lock();
-        while state.dispatch(&mut done) {}
-        done
+        let more = (0..DATAGRAM_RX_BATCHES).all(|_| state.dispatch(&mut done));
+        (done, more)
     }
 }
 
@@ -221,7 +233,12 @@ impl RocePort {
 }
 
 impl Drop for RocePort {
+    /// The port is free for others after the last queue pair.
     fn drop(&mut self) {
-        self.ports.state.lock().inboxes.remove(&self.qpn);
+        let mut state = self.ports.state.lock();
+        state.inboxes.remove(&self.qpn);
+        if state.inboxes.is_empty() {
+            state.sockets.clear();
+        }
     }
 }

@@ -13,6 +13,7 @@ const SCTP_REMOTE_UDP_ENCAPS_PORT: libc::c_int = 132;
 const SCTP_ASSOC_CHANGE: u16 = 0x8001;
 const SCTP_ADAPTATION_INDICATION: u16 = 0x8007;
 const SCTP_RESTART: u16 = 2;
+const SCTP_SHUTDOWN_COMP: u16 = 3;
 
 /// Bytes of a `struct sockaddr_storage`: all zeroes mean every address of a peer.
 const ANY_ADDRESS: [u8; 128] = [0; 128];
@@ -230,6 +231,8 @@ pub(crate) enum Notification {
     Adaptation(u32),
     /// The peer has begun the association anew, and knows nothing of the old one.
     Restarted,
+    /// The association has ended in order, as this end wanted: nothing else tells of it.
+    Ended,
     /// Another one.
     Other,
 }
@@ -302,6 +305,7 @@ fn notification(bytes: &[u8]) -> Notification {
     match (kind, state, code) {
         (Some(SCTP_ADAPTATION_INDICATION), _, Some(code)) => Notification::Adaptation(code),
         (Some(SCTP_ASSOC_CHANGE), Some(SCTP_RESTART), _) => Notification::Restarted,
+        (Some(SCTP_ASSOC_CHANGE), Some(SCTP_SHUTDOWN_COMP), _) => Notification::Ended,
         _ => Notification::Other,
     }
 }
@@ -363,6 +367,7 @@ mod tests {
         let changed =
             |state: u16| notification(SCTP_ASSOC_CHANGE, &[&state.to_ne_bytes()[..], &[0; 10]].concat());
         assert_eq!(changed(SCTP_RESTART), is(Notification::Restarted));
+        assert_eq!(changed(SCTP_SHUTDOWN_COMP), is(Notification::Ended));
         assert_eq!(changed(0), is(Notification::Other));
         // Others, those that are cut, and those without their members.
         assert_eq!(notification(0x8003, &code), is(Notification::Other));

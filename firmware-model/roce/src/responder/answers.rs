@@ -13,6 +13,8 @@ pub struct Packet {
     pub response: Response,
     /// The memory that is the payload; its length is 0 for other packets than those of a Read.
     pub data: Reth,
+    /// The request was executed before.
+    pub repeated: bool,
 }
 
 /// The memory of a packet without payload.
@@ -27,6 +29,8 @@ pub(super) const NO_DATA: Reth = Reth {
 pub(super) struct Answer {
     first: Psn,
     msn: u32,
+    /// The request was executed before.
+    repeated: bool,
     content: Content,
 }
 
@@ -47,10 +51,11 @@ enum Content {
 }
 
 impl Answer {
-    pub(super) fn read(first: Psn, reth: Reth, packets: u32, msn: u32) -> Self {
+    pub(super) fn read((first, repeated): (Psn, bool), reth: Reth, packets: u32, msn: u32) -> Self {
         Self {
             first,
             msn,
+            repeated,
             content: Content::Read {
                 reth,
                 packets,
@@ -72,6 +77,7 @@ impl Answer {
                     psn: self.first,
                     response: Response::AtomicAcknowledge(aeth, *original),
                     data: NO_DATA,
+                    repeated: self.repeated,
                 };
                 (packet, true)
             }
@@ -96,11 +102,21 @@ impl Answer {
                         rkey: reth.rkey,
                         length,
                     },
+                    repeated: self.repeated,
                 };
                 *next += 1;
                 (packet, *next >= *stop)
             }
         }
+    }
+
+    fn has(&self, psn: Psn) -> bool {
+        let packets = match self.content {
+            Content::Read { packets, .. } => packets,
+            Content::Atomic { .. } => 1,
+        };
+        let at = psn.since(self.first);
+        at >= 0 && i64::from(at) < i64::from(packets)
     }
 
     /// Sends nothing from `psn` on; returns whether something is left.
@@ -142,8 +158,27 @@ impl Answers {
         }
     }
 
-    pub(super) fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.waiting.len() < self.most
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Whether there is room for the answer of a new request. A peer that sends one has the
+    /// answers of those before it that it repeated: they give way.
+    pub(super) fn make_room(&mut self) -> bool {
+        if !self.has_room() {
+            self.waiting.retain(|waiting| !waiting.repeated);
+        }
+        self.has_room()
+    }
+
+    /// Drops the answer of a repeated request that has this packet.
+    pub(super) fn drop_repeated(&mut self, psn: Psn) {
+        self.waiting
+            .retain(|waiting| !(waiting.repeated && waiting.has(psn)));
     }
 
     pub(super) fn clear(&mut self) {
@@ -164,21 +199,23 @@ impl Answers {
         }
         let executed = Executed { psn, original, msn };
         self.executed.push_back(executed);
-        self.answer(&executed);
+        self.answer(&executed, false);
     }
 
     /// Answers an atomic operation again, if its result is known.
     pub(super) fn repeat_atomic(&mut self, psn: Psn) {
-        let known = self.executed.iter().find(|executed| executed.psn == psn).copied();
-        if let Some(executed) = known {
-            self.answer(&executed);
+        // The latest: PSNs repeat.
+        let mut executed = self.executed.iter().rev();
+        if let Some(executed) = executed.find(|executed| executed.psn == psn).copied() {
+            self.answer(&executed, true);
         }
     }
 
-    fn answer(&mut self, executed: &Executed) {
+    fn answer(&mut self, executed: &Executed, repeated: bool) {
         self.push(Answer {
             first: executed.psn,
             msn: executed.msn,
+            repeated,
             content: Content::Atomic {
                 original: executed.original,
             },

@@ -182,6 +182,7 @@ impl Responder {
             psn,
             response: Response::Acknowledge(Aeth { syndrome, msn }),
             data: answers::NO_DATA,
+            repeated: false,
         };
         if let Some((psn, syndrome)) = self.nak.take() {
             // It acknowledges the packets before it.
@@ -196,10 +197,19 @@ impl Responder {
         Some(acknowledge(last, Syndrome::Ack(Credits::INVALID), self.msn))
     }
 
-    /// Ends the connection, because the memory of this response cannot be read.
-    pub fn refuse(&mut self, psn: Psn, fault: Fault) {
+    /// Ends the connection, because the memory of this response cannot be read. That of a repeated
+    /// request is dropped: the peer may have the first one, and have revoked its key.
+    pub fn refuse(&mut self, packet: &Packet, fault: Fault) {
+        if packet.repeated {
+            return self.answers.drop_repeated(packet.psn);
+        }
         self.answers.clear();
-        self.end(psn, fault);
+        self.end(packet.psn, fault);
+    }
+
+    /// Whether [`transmit`](Self::transmit) has packets.
+    pub fn has_packets(&self) -> bool {
+        !self.answers.is_empty() || self.nak.is_some() || self.ack_due
     }
 
     /// Why the connection has ended, if it has: no request is executed any more. The reason is sent
@@ -237,7 +247,7 @@ impl Responder {
             None => {}
         }
         // Each Read and atomic operation takes one of the resources that the peer was told of.
-        let has_place = self.assembly.is_idle() && arrival.payload_len == 0 && self.answers.has_room();
+        let has_place = self.assembly.is_idle() && arrival.payload_len == 0 && self.answers.make_room();
         match arrival.request {
             Request::Read(reth) if has_place && reth.length <= MAX_MESSAGE_LEN => Step::Read(ReadCheck {
                 responder: self,
@@ -366,9 +376,12 @@ impl ReadCheck<'_> {
             responder.expected = responder.expected.after(packets);
             responder.complete_message();
         }
-        responder
-            .answers
-            .push(Answer::read(self.psn, self.reth, packets, responder.msn));
+        responder.answers.push(Answer::read(
+            (self.psn, self.is_duplicate),
+            self.reth,
+            packets,
+            responder.msn,
+        ));
         responder.acknowledged();
     }
 

@@ -231,7 +231,7 @@ impl End {
                 length => match self.range(data.address, data.rkey, length) {
                     Ok(range) => self.memory[range].to_vec(),
                     Err(_) => {
-                        self.responder.refuse(packet.psn, Fault::Access);
+                        self.responder.refuse(&packet, Fault::Access);
                         return self.packet(now);
                     }
                 },

@@ -7,6 +7,8 @@ use urnic_wire::roce::{Aeth, AtomicEth, Credits, NakCode, Psn, Request, Response
 
 const FIRST: Psn = Psn::new(0xff_fffe);
 const MTU: usize = 256;
+/// Reads and atomic operations at a time.
+const MOST: u32 = 4;
 
 fn responder() -> Responder {
     Responder::new(responder_attributes(Mtu::Bytes256, FIRST))
@@ -418,7 +420,43 @@ fn memory_that_goes_away_ends_the_connection() {
     execute(&mut responder, &arrival(0, Request::Read(reth(3 * MTU)), 0));
     responder.transmit().unwrap();
     let second = responder.transmit().unwrap();
-    responder.refuse(second.psn, Fault::Access);
+    responder.refuse(&second, Fault::Access);
     let nak = Syndrome::Nak(NakCode::RemoteAccessError);
     assert_eq!(acknowledgement(&mut responder), (1, nak, 1));
+}
+
+/// A peer that was asleep repeats what it has the answers of, and goes on.
+#[test]
+fn answers_of_repeated_requests_give_way_to_new_ones() {
+    let mut responder = responder();
+    let reads: Vec<Arrival> = (0..MOST)
+        .map(|index| arrival(index, Request::Read(reth(10)), 0))
+        .collect();
+    for read in &reads {
+        assert!(execute(&mut responder, read));
+    }
+    assert_eq!(answers(&mut responder).len(), reads.len());
+    for read in &reads {
+        assert!(execute(&mut responder, read));
+    }
+    let next = arrival(MOST, Request::Read(reth(10)), 0);
+    assert!(execute(&mut responder, &next));
+    assert_eq!(responder.fault(), None);
+    let psns: Vec<Psn> = answers(&mut responder).iter().map(|packet| packet.psn).collect();
+    assert_eq!(psns, [next.psn]);
+}
+
+/// The peer has had the first answer, and may have revoked its key by a request after it.
+#[test]
+fn a_repeated_read_whose_memory_has_gone_away_is_dropped() {
+    let mut responder = responder();
+    let read = arrival(0, Request::Read(reth(3 * MTU)), 0);
+    assert!(execute(&mut responder, &read));
+    assert_eq!(answers(&mut responder).len(), 3);
+    assert!(execute(&mut responder, &read));
+    let first = responder.transmit().unwrap();
+    responder.refuse(&first, Fault::Access);
+    assert_eq!(responder.fault(), None);
+    assert_eq!(answers(&mut responder), []);
+    assert!(execute(&mut responder, &send(3)));
 }

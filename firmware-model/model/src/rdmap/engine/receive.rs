@@ -147,7 +147,19 @@ impl Engine {
         if !is_idle || !matches!(self.llp, Some(Llp::Messages(_))) {
             return;
         }
-        while !env.is_stopped() && stream.place_early(&mut |ulpdu| self.rdmap.place_early(env, ulpdu)) {}
+        // Others must have their turn.
+        let mut budget = RX_BUDGET;
+        while budget > 0 && !env.is_stopped() {
+            let mut placed = 0;
+            let offered = stream.place_early(&mut |ulpdu| {
+                placed = self.rdmap.place_early(env, ulpdu);
+                placed
+            });
+            if !offered {
+                break;
+            }
+            budget = budget.saturating_sub(placed.max(1));
+        }
     }
 
     /// Counts the processed bytes of the peer.

@@ -229,6 +229,11 @@ impl KernelEndpoint {
                     self.may_accept = false;
                     return;
                 }
+                // The listener was closed meanwhile.
+                Err(Errno::INVAL) => {
+                    self.may_accept = false;
+                    return;
+                }
                 Err(errno) => return tracing::debug!(%errno, "an SCTP association is not accepted"),
             };
             let added = self.add(accepted, peer, EventFlags::IN);
@@ -588,10 +593,12 @@ impl Endpoint for KernelEndpoint {
                     len,
                     stream,
                     ppid,
-                    unordered: true,
-                }) if stream < streams
-                    && let Some(contents) = Contents::of(ppid) =>
-                {
+                    unordered,
+                }) => {
+                    let is_legal = unordered && stream < streams;
+                    let Some(contents) = Contents::of(ppid).filter(|_| is_legal) else {
+                        break Reason::Violation;
+                    };
                     let data = self.buffer.get(..len).unwrap_or_default().to_vec();
                     return Some(Received {
                         stream,
@@ -599,8 +606,9 @@ impl Endpoint for KernelEndpoint {
                         data,
                     });
                 }
-                Ok(Arrived::Message { .. } | Arrived::Unusable) => break Reason::Violation,
+                Ok(Arrived::Unusable) => break Reason::Violation,
                 Ok(Arrived::Notification(Notification::Restarted)) => break Reason::Aborted,
+                Ok(Arrived::Notification(Notification::Ended)) => break Reason::Closed,
                 Ok(Arrived::Notification(_)) | Err(Errno::INTR) => {}
                 Ok(Arrived::End) => break Reason::Closed,
                 Err(Errno::AGAIN) => return None,

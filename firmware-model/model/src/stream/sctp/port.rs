@@ -126,6 +126,8 @@ impl Port {
             self.send_messages(now);
         }
         self.remove_ended(now);
+        // Sessions that waited for the end of an association.
+        self.begin_wanted(now);
         self.endpoint.flush();
     }
 
