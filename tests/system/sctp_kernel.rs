@@ -375,7 +375,9 @@ fn the_kernel_initiates_sessions() {
         let initiate = "DDP session Enhanced Initiate client/server ird 4 ord 4 private data 19";
         assert!(said[..3].iter().all(|line| line.ends_with(initiate)), "{said:?}");
         assert_eq!(count(&printed, "as filled"), 150, "{printed}");
-        assert_eq!(count(&printed, "association: ended"), 1, "{printed}");
+        // A program that exits aborts it, if it is first.
+        let ends = ["association: ended", "association: Connection reset by peer"];
+        assert_eq!(ends.map(|end| count(&printed, end)).iter().sum::<usize>(), 1, "{printed}");
     }
 }
 
