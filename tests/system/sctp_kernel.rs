@@ -377,7 +377,11 @@ fn the_kernel_initiates_sessions() {
         assert_eq!(count(&printed, "as filled"), 150, "{printed}");
         // A program that exits aborts it, if it is first.
         let ends = ["association: ended", "association: Connection reset by peer"];
-        assert_eq!(ends.map(|end| count(&printed, end)).iter().sum::<usize>(), 1, "{printed}");
+        assert_eq!(
+            ends.map(|end| count(&printed, end)).iter().sum::<usize>(),
+            1,
+            "{printed}"
+        );
     }
 }
 

@@ -130,7 +130,11 @@ fn a_kernel_peer_without_udp_connects_to_a_program() {
     assert_eq!(count(&client, "of 3000 bytes"), 32, "{client}");
     // A program that exits aborts it, if it is first.
     let ends = ["association: ended", "association: Connection reset by peer"];
-    assert_eq!(ends.map(|end| count(&client, end)).iter().sum::<usize>(), 1, "{client}");
+    assert_eq!(
+        ends.map(|end| count(&client, end)).iter().sum::<usize>(),
+        1,
+        "{client}"
+    );
 }
 
 #[test]
