@@ -172,7 +172,7 @@ impl Guest {
     }
 
     /// Runs `work` where QEMU runs.
-    fn beside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    fn where_qemu_runs<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match &self.netns {
             Some(netns) => netns.within(work),
             None => work(),
@@ -215,7 +215,7 @@ impl Guest {
     pub fn bring(&self, file: &Path, to: &str) {
         let bytes = std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-        let listener = self.beside(bind).expect("a port");
+        let listener = self.where_qemu_runs(bind).expect("a port");
         let port = listener.local_addr().expect("it is bound").port();
         let there = self.start(&format!(
             "nc {HOST} {port} >{to} && chmod 755 {to} && sha256sum {to}"
@@ -247,7 +247,7 @@ impl Guest {
     pub fn start(&self, line: &str) -> Task {
         // siw refuses registrations above that limit, for root too.
         let line = format!("ulimit -l unlimited; {line}");
-        self.beside(|| Task::start(self.shell, &line))
+        self.where_qemu_runs(|| Task::start(self.shell, &line))
             .unwrap_or_else(|error| panic!("the guest's shell: {error}\n{}", self.qemu.output()))
     }
 

@@ -94,7 +94,7 @@ pub(crate) const BUSY_RETRY: Duration = Duration::from_millis(20);
 /// thread a turn of the scheduler, some 3 ms.
 pub(crate) const BUSY_RETRY_MAX: Duration = Duration::from_secs(2);
 /// The part of the time, one in so many, up to which the other threads of a process on one
-/// processor may use it beside a thread that busy-polls.
+/// processor may use it while a thread busy-polls.
 pub(crate) const BUSY_SHARED_BY: u32 = 8;
 /// Time between two polls of a busy-poll that shows that another thread had the processor.
 pub(crate) const BUSY_PREEMPTED: Duration = Duration::from_micros(100);

@@ -43,6 +43,9 @@ impl Packets {
 
     pub(super) fn connect(&mut self, path: Path) {
         self.path = Some(path);
+        if let Some(port) = &mut self.port {
+            port.connect(Some((path.destination, path.source)));
+        }
     }
 
     pub(super) fn mtu(&self) -> Option<Mtu> {
@@ -66,6 +69,10 @@ impl Packets {
     pub(super) fn reset(&mut self) {
         self.path = None;
         self.outgoing.clear();
+        self.buffer = None;
+        if let Some(port) = &mut self.port {
+            port.connect(None);
+        }
     }
 
     pub(super) fn close(&mut self) {

@@ -204,7 +204,7 @@ impl Processors {
     }
 }
 
-/// Whether the processor time used between two looks is small beside the time between them.
+/// Whether the processor time used between two looks is small compared with the time between them.
 fn is_small(before: (Duration, Duration), now: (Duration, Duration)) -> bool {
     let used = now.1.saturating_sub(before.1);
     used * BUSY_SHARED_BY <= now.0.saturating_sub(before.0)

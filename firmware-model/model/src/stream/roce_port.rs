@@ -1,7 +1,7 @@
 //! UDP port 4791, at which the packets of RoCE v2 arrive (InfiniBand Architecture Specification,
 //! annex A17). The queue pairs of a device share it: a packet names its queue pair.
 //!
-//! Whoever reads the port gives the packets of other queue pairs to their inboxes. Packets leave by
+//! Each reader of the port gives the packets of other queue pairs to their inboxes. Packets leave by
 //! a socket of the queue pair, whose port differs, so that routers spread connections over paths.
 
 use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, PACKET_ROOM};
@@ -49,6 +49,8 @@ struct State {
 #[derive(Debug)]
 struct Inbox {
     qid: u32,
+    /// The only source and destination of packets that are kept; none before the peer is named.
+    path: Option<(IpAddr, IpAddr)>,
     packets: VecDeque<(Incoming, Box<[u8]>)>,
 }
 
@@ -57,7 +59,7 @@ struct Inbox {
 pub(crate) struct Dispatched {
     /// The queue pairs that got packets.
     pub(crate) woken: Vec<u32>,
-    /// Packets for no queue pair.
+    /// Packets for no queue pair, or not from its peer.
     pub(crate) strange: u64,
     /// Packets for queue pairs with full inboxes.
     pub(crate) dropped: u64,
@@ -90,7 +92,10 @@ impl State {
                 let Some(bytes) = place.get(..packet.len) else {
                     continue;
                 };
-                let Some(inbox) = destination_of(bytes).and_then(|qpn| self.inboxes.get_mut(&qpn)) else {
+                let inbox = destination_of(bytes).and_then(|qpn| self.inboxes.get_mut(&qpn));
+                // A stranger must not take the room of the peer.
+                let path = Some((packet.source.ip(), packet.destination));
+                let Some(inbox) = inbox.filter(|inbox| inbox.path == path) else {
                     done.strange += 1;
                     continue;
                 };
@@ -142,6 +147,7 @@ impl RocePorts {
         }
         let inbox = Inbox {
             qid,
+            path: None,
             packets: VecDeque::new(),
         };
         state.inboxes.insert(qpn, inbox);
@@ -187,6 +193,15 @@ pub(crate) struct RocePort {
 }
 
 impl RocePort {
+    /// Keeps packets from the first address of `path` to the second one from now on, without a path
+    /// none. What waits is dropped.
+    pub(crate) fn connect(&mut self, path: Option<(IpAddr, IpAddr)>) {
+        if let Some(inbox) = self.ports.state.lock().inboxes.get_mut(&self.qpn) {
+            inbox.path = path;
+            inbox.packets.clear();
+        }
+    }
+
     /// The socket by which the queue pair sends.
     pub(crate) fn sender(&mut self) -> &mut dyn DatagramSocket {
         &mut *self.own

@@ -7,6 +7,7 @@ use super::super::{ANYWHERE, LONGEST_MESSAGE, family, plain, socket};
 use super::endpoint::Endpoint;
 use super::path::own_address_towards;
 use crate::sys::sctp::{self, Arrived, Destination, Notification};
+use crate::tuning::RETRY_TICK;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,7 +30,7 @@ const LISTENER: u64 = u64::MAX;
 const BACKLOG: i32 = 128;
 /// Bytes of a socket's buffers, which the kernel limits to `net.core.rmem_max` and `wmem_max`.
 const BUFFER: usize = 1 << 20;
-/// Bytes of a SACK chunk without gaps, for which RFC 5043 §9 recommends room beside a message.
+/// Bytes of a SACK chunk without gaps, for which RFC 5043 §9 recommends room after a message.
 const SACK_LEN: usize = 16;
 /// Sends between two looks at what is acknowledged, if nobody asks.
 const LOOK: usize = 256;
@@ -64,6 +65,8 @@ pub(super) struct KernelEndpoint {
     is_listening: bool,
     /// Associations may wait to be accepted.
     may_accept: bool,
+    /// When to ask again after a failure, for lack of descriptors.
+    accept_again: Option<Duration>,
     associations: HashMap<AssociationId, Association>,
     next: u64,
     events: VecDeque<Event>,
@@ -207,6 +210,7 @@ impl KernelEndpoint {
             bound: Some(socket),
             is_listening: options.listens.is_some(),
             may_accept: false,
+            accept_again: None,
             associations: HashMap::new(),
             next: 0,
             events: VecDeque::new(),
@@ -218,23 +222,31 @@ impl KernelEndpoint {
         self.local
     }
 
-    fn accept(&mut self) {
+    /// Accepts associations, and sees to it that those that could not be accepted are tried again.
+    fn ask_listener(&mut self, now: Duration) {
+        let failed = self.accept();
+        self.accept_again = failed.then(|| now + RETRY_TICK);
+    }
+
+    /// Accepts associations; returns whether that failed, and others may wait.
+    fn accept(&mut self) -> bool {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         for _ in 0..BATCH {
-            let Some(listener) = &self.bound else { return };
+            let Some(listener) = &self.bound else {
+                return false;
+            };
             let (accepted, peer) = match net::acceptfrom_with(listener, flags) {
                 Ok((accepted, peer)) => (accepted, plain(peer)),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(Errno::AGAIN) => {
+                // Nothing waits, or the listener was closed meanwhile.
+                Err(Errno::AGAIN | Errno::INVAL) => {
                     self.may_accept = false;
-                    return;
+                    return false;
                 }
-                // The listener was closed meanwhile.
-                Err(Errno::INVAL) => {
-                    self.may_accept = false;
-                    return;
+                Err(errno) => {
+                    tracing::debug!(%errno, "an SCTP association is not accepted");
+                    return true;
                 }
-                Err(errno) => return tracing::debug!(%errno, "an SCTP association is not accepted"),
             };
             let added = self.add(accepted, peer, EventFlags::IN);
             let outcome = added.and_then(|id| self.establish(id).map(|()| id).map_err(|_| Errno::PROTO));
@@ -249,6 +261,7 @@ impl KernelEndpoint {
                 Err(errno) => tracing::debug!(%errno, "an SCTP association of {peer} is not accepted"),
             }
         }
+        false
     }
 
     /// The address of an accepted peer, with the scope if it is a link-local one.
@@ -450,7 +463,15 @@ impl Endpoint for KernelEndpoint {
         Some(self.epoll.as_fd())
     }
 
-    fn receive(&mut self, _: Duration) -> bool {
+    fn timeout(&self) -> Option<Duration> {
+        self.accept_again
+    }
+
+    fn advance(&mut self, now: Duration) {
+        self.ask_listener(now);
+    }
+
+    fn receive(&mut self, now: Duration) -> bool {
         let mut ready = [MaybeUninit::<epoll::Event>::uninit(); BATCH];
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut ready, Some(&NOW)) else {
             return false;
@@ -463,10 +484,11 @@ impl Endpoint for KernelEndpoint {
                 number => self.progress(AssociationId(number)),
             }
         }
-        if self.may_accept {
-            self.accept();
+        let is_ready = self.may_accept && self.accept_again.is_none();
+        if is_ready {
+            self.ask_listener(now);
         }
-        is_full || self.may_accept
+        is_full || self.may_accept && self.accept_again.is_none()
     }
 
     fn flush(&mut self) {}

@@ -336,7 +336,7 @@ impl Port {
         let mut sessions = self.lock();
         for id in association.sessions.values() {
             if let Some(session) = sessions.get(*id) {
-                bytes += session.unread();
+                bytes += session.memory();
                 is_full |= session.unread_messages() >= MOST_KEPT;
                 is_readable |= session.is_readable();
             }

@@ -21,7 +21,9 @@ const MOST_UNREAD_BYTES: usize = 4 << 20;
 pub(super) const MOST_KEPT_BYTES: usize = 1 << 20;
 pub(super) const MOST_KEPT: usize = 8 << 10;
 /// Bytes of an association that are kept in all: if all wait for earlier messages, more are taken.
-pub(super) const MOST_HELD_BYTES: usize = 8 << 20;
+pub(super) const MOST_HELD_BYTES: usize = 16 << 20;
+/// Bytes of memory that a message takes besides its own: the shortest ones must not cost the most.
+pub(super) const MESSAGE_COST: usize = 192;
 /// Bytes that wait for the thread, or for room in the association. A message is taken while there
 /// are fewer.
 const MOST_UNSENT: usize = 256 << 10;
@@ -385,8 +387,14 @@ impl Session {
     }
 
     /// Bytes that have come and were not read.
+    #[cfg(test)]
     pub(super) fn unread(&self) -> usize {
         self.incoming.bytes()
+    }
+
+    /// Bytes of memory for the messages that have come and were not read.
+    pub(super) fn memory(&self) -> usize {
+        self.incoming.bytes() + self.incoming.waiting() * MESSAGE_COST
     }
 
     /// The number of messages that have come and were not read.
