@@ -1,8 +1,9 @@
 //! UDP port 4791, at which the packets of RoCE v2 arrive (InfiniBand Architecture Specification,
 //! annex A17). The queue pairs of a device share it: a packet names its queue pair.
 //!
-//! Each reader of the port gives the packets of other queue pairs to their inboxes. Packets leave by
-//! a socket of the queue pair, whose port differs, so that routers spread connections over paths.
+//! Each reader of the port gives the packets of other queue pairs to their inboxes. Packets leave
+//! by a socket of the queue pair, whose port differs, so that routers spread connections over
+//! paths.
 
 use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, PACKET_ROOM};
 use super::{ANYWHERE, Network};
