@@ -18,6 +18,8 @@ const MAX_TIMER: u32 = 31;
 const MAX_RETRIES: u32 = 7;
 /// Packets that are acknowledged together if the peer does not ask for more.
 const ACK_EVERY: u32 = 16;
+/// Messages for which a requester has room from the beginning.
+const DEPTH: usize = 128;
 /// Packets in flight at most: they fit the buffer of the peer's socket.
 const WINDOW: u32 = 512;
 
@@ -71,7 +73,7 @@ impl Job<'_> {
             rnr_retry: rnr_retry as u8,
             max_rd_atomic: arguments.reads.get().min(u8::MAX.into()) as u8,
             window: WINDOW,
-            depth: 0,
+            depth: DEPTH,
         };
         let qp = self
             .core
