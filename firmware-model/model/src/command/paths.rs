@@ -2,6 +2,7 @@
 
 use super::Job;
 use super::answer::{Answer, Check as _, argument, done};
+use super::streams::traffic_class;
 use crate::roce;
 use std::net::SocketAddr;
 use urnic_device::command::Status;
@@ -20,7 +21,7 @@ const MAX_RETRIES: u32 = 7;
 const ACK_EVERY: u32 = 16;
 /// Messages for which a requester has room from the beginning.
 const DEPTH: usize = 128;
-/// Packets in flight at most: they fit the buffer of the peer's socket.
+/// Packets in flight at most. A loss, as of a socket's buffer that is smaller, makes it fewer.
 const WINDOW: u32 = 512;
 
 impl Job<'_> {
@@ -39,11 +40,12 @@ impl Job<'_> {
         let mtu = mtu.ok_or(Status::InvalidArgument).of(argument!(Path.mtu))?;
         let timer = arguments.min_rnr_timer.get();
         (timer <= MAX_TIMER).of(argument!(Path.min_rnr_timer))?;
+        let class = traffic_class(arguments.traffic_class).of(argument!(Path.traffic_class))?;
         let path = roce::Path {
             source,
             destination: remote,
             qpn: arguments.remote_qpn.get() & MASK_24,
-            traffic_class: arguments.traffic_class.get() as u8,
+            traffic_class: class,
             mtu,
         };
         let attributes = responder::Attributes {

@@ -14,7 +14,7 @@ use urnic_device::stream::{
 };
 use zerocopy::little_endian::U32;
 
-fn traffic_class(given: U32) -> Result<u8, Status> {
+pub(super) fn traffic_class(given: U32) -> Result<u8, Status> {
     u8::try_from(given.get()).map_err(|_| Status::InvalidArgument)
 }
 
