@@ -23,6 +23,8 @@ SUPPDIR := $(DESTDIR)$(PREFIX)/share/urnic
 PLUGIN  := -p urnic-provider -p urnic-cli
 # The other workspace, which builds in the same folder.
 RPCRDMA := --manifest-path rpc-rdma/Cargo.toml --target-dir $(TARGET)
+# The fuzz targets, as clippy reads them: scripts/fuzz-smoke builds them with the fuzzer's flags.
+FUZZ    := --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz
 
 # The private provider ABIs of rdma-core: libibverbs finds a plug-in by one of these names.
 PROVIDER_ABIS := 34 57 59 64 65
@@ -77,8 +79,10 @@ lint: ## run rustfmt, clippy, shellcheck; check that dependencies are used and t
 	@scripts/setup build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path rpc-rdma/Cargo.toml --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy $(RPCRDMA) --workspace --all-targets -- -D warnings
+	RUSTFLAGS='--cfg fuzzing' $(CARGO) clippy $(FUZZ) --locked -- -D warnings
 	shellcheck .ci/* $$(grep -lE '^#!.*(ba)?sh' scripts/*)
 	@scripts/dependencies
 

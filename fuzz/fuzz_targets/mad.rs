@@ -142,7 +142,7 @@ fn seeds() -> Vec<Vec<u8>> {
             transaction_id: 0x0102_0304_0506_0708,
             message,
         }
-        .emit((&mut bytes[..]).try_into().expect("that long"));
+        .emit(&mut bytes);
         bytes
     };
     let lookups = requests.into_iter().chain(replies);

@@ -55,7 +55,13 @@ impl Host for Machine {
                 queue_pairs: (0..id).collect(),
             },
         };
-        (0..40).map(|id| Resource { pid: 1, id, object: object(id) }).collect()
+        (0..40)
+            .map(|id| Resource {
+                pid: 1,
+                id,
+                object: object(id),
+            })
+            .collect()
     }
 
     fn counters(&self, _: &Device) -> Vec<(String, u64)> {
@@ -89,7 +95,9 @@ fn seeds() -> Vec<Vec<u8>> {
             port: 0,
         });
         request.put_u32(attr::DEV_INDEX, 0).put_u32(attr::PORT_INDEX, 1);
-        request.put_u32(attr::RES_CQN, 1).put_text(attr::CHARDEV_TYPE, "uverbs");
+        request
+            .put_u32(attr::RES_CQN, 1)
+            .put_text(attr::CHARDEV_TYPE, "uverbs");
         request.finish()
     };
     (cmd::GET..=cmd::DELDEV)

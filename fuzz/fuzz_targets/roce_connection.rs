@@ -263,7 +263,7 @@ fn answer(responder: &mut Responder, input: &mut Input<'_>) {
         };
         assert!(packet.data.length <= MTU.bytes());
         if input.byte() == 0xff {
-            responder.refuse(packet.psn, Fault::Access);
+            responder.refuse(&packet, Fault::Access);
         }
     }
 }

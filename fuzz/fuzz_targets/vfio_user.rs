@@ -18,7 +18,7 @@ fuzz_target!(|input: &[u8]| {
     let mut decoder = Decoder::new(LIMITS);
     for read in stream.chunks(usize::from(cut).max(1)) {
         decoder.push(read, []);
-        while let Some(message) = decoder.next() {
+        for message in decoder.by_ref() {
             let Ok(message) = message else { return };
             assert!(HEADER_LEN + message.payload.len() <= LIMITS.message);
             let command = message.header.command;
