@@ -327,7 +327,6 @@ impl Job<'_> {
         let kind = kind.of(argument!(CreateQp.kind))?;
         let rules = parse_rules(arguments.rules.get());
         let [infiniband, blocks_own_multicast, is_roce] = rules.of(argument!(CreateQp.rules))?;
-        (!is_roce || kind != QpKind::UnreliableConnected).of(argument!(CreateQp.rules))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
         let send_cq = core.cqs.find(arguments.send_cq.get());

@@ -192,6 +192,7 @@ impl Job<'_> {
             ipv6_only: flags & bind::IPV6_ONLY != 0,
             reports_refused: flags & bind::REPORT_REFUSED != 0,
             long_packets: false,
+            all_groups: false,
         };
         let core = self.core;
         let places = core

@@ -89,10 +89,10 @@ impl Ports {
 // Multicast groups.
 
 impl Ports {
-    /// The place of a socket that joins a group. The packets of a group reach each socket of their
-    /// port that is bound to all addresses, if any socket of the host has joined (`IP_MULTICAST_ALL`
-    /// of ip(7)). So beside such a shared port, the socket that joins needs no certain port; beside
-    /// one at certain addresses, it has the address of the group.
+    /// The place of a socket that joins a group. A shared port with all addresses receives the
+    /// packets of each group that any socket of the host has joined (`IP_MULTICAST_ALL` of ip(7)),
+    /// so the socket that joins needs no certain port. Beside a port at certain addresses, it has
+    /// the address of the group.
     pub(super) fn place_of(&self, group: SocketAddr) -> SocketAddr {
         let everywhere: IpAddr = match group {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

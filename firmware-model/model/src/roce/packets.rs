@@ -135,10 +135,9 @@ impl Packets {
                 }
                 None => match requests.transmit(env.now.get()) {
                     Some(packet) => {
-                        let mut header = Header::new(path.qpn, packet.psn, Body::Request(packet.request));
-                        (header.solicited, header.ack_request) = (packet.solicited, packet.ack_request);
+                        let (_, _, len) = packet.payload();
                         let gather = |payload: &mut [u8]| requests.gather(&packet, payload, env);
-                        emit(&header, packet.length as usize, room, gather)
+                        emit(&packet.header(path.qpn), len as usize, room, gather)
                     }
                     None => break,
                 },
@@ -221,7 +220,10 @@ impl Packets {
                 }
                 Body::Response(response) => requests.receive(header.psn, &response, payload, env),
                 Body::CongestionNotification => requests.congestion_notified(),
-                Body::Unreliable(_) | Body::Datagram(..) => {
+                Body::Unreliable(transfer) => {
+                    arrivals.unreliable(header.psn, transfer, (payload, header.solicited), env);
+                }
+                Body::Datagram(..) => {
                     env.counters.add(Counter::RxDatagramErrors, 1);
                 }
             }

@@ -27,6 +27,7 @@ const OPTIONS: DatagramOptions = DatagramOptions {
     reports_refused: false,
     long_packets: false,
     by_udp: true,
+    all_groups: false,
 };
 
 /// The port, on the addresses of a device.
@@ -171,9 +172,13 @@ impl RocePorts {
         }
         let is_new = state.sockets.is_empty();
         if is_new {
+            let options = DatagramOptions {
+                all_groups: true,
+                ..OPTIONS
+            };
             let bind = |ip: &IpAddr| {
                 self.network
-                    .bind_datagrams(SocketAddr::new(*ip, UDP_PORT), OPTIONS)
+                    .bind_datagrams(SocketAddr::new(*ip, UDP_PORT), options)
             };
             state.sockets = addresses.iter().map(bind).collect::<Result<_, _>>()?;
         }
