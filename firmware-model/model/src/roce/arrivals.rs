@@ -1,6 +1,6 @@
 //! The peer's requests: Sends fill receives, Writes, Reads and atomic operations access memory.
 
-use super::machines::Taking;
+use super::machines::{Dropping, Taking};
 use crate::counters::Counter;
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::{CompletionQueue, Overflow, ReceiveSource, RecvWqe};
@@ -48,7 +48,10 @@ impl Arrivals {
     pub(super) fn begin(&mut self, attributes: Attributes, is_unreliable: bool) {
         self.receives.drops_long = is_unreliable;
         self.machine = Some(match is_unreliable {
-            true => Taking::Unreliable(Box::new(Receiver::new(attributes.mtu, attributes.first_psn))),
+            true => {
+                let receiver = Receiver::new(attributes.mtu, attributes.first_psn);
+                Taking::Unreliable(Box::new(receiver), Dropping::default())
+            }
             false => Taking::Reliable(Box::new(Responder::new(attributes))),
         });
     }
@@ -84,23 +87,28 @@ impl Arrivals {
         (payload, solicited): (&[u8], bool),
         env: &mut Env<'_>,
     ) {
-        let Some(Taking::Unreliable(machine)) = &mut self.machine else {
+        let Some(Taking::Unreliable(machine, dropping)) = &mut self.machine else {
             return env.counters.add(Counter::RxDatagramErrors, 1);
         };
-        let Some(placement) = machine.receive(psn, transfer, payload.len()) else {
-            return env.counters.add(Counter::RxMessageDrops, 1);
-        };
-        let place = *placement.place();
-        let bytes = Bytes { payload, solicited };
-        match put(&place, &mut self.receives, self.access, bytes, env) {
-            Ok(()) => {
-                placement.done();
-                end(&place, &mut self.receives, solicited, env);
+        let mut drops = u64::from(dropping.lost(&transfer));
+        match machine.receive(psn, transfer, payload.len()) {
+            None => drops += u64::from(dropping.dropped()),
+            Some(placement) => {
+                let place = *placement.place();
+                let bytes = Bytes { payload, solicited };
+                match put(&place, &mut self.receives, self.access, bytes, env) {
+                    Ok(()) => {
+                        placement.done();
+                        dropping.placed(place.end.is_some());
+                        end(&place, &mut self.receives, solicited, env);
+                    }
+                    // The memory of the receive is the program's fault.
+                    Err(Refusal::Operation) => self.receives.is_broken = true,
+                    Err(_) => drops += u64::from(dropping.dropped()),
+                }
             }
-            // The memory of the receive is the program's fault.
-            Err(Refusal::Operation) => self.receives.is_broken = true,
-            Err(_) => env.counters.add(Counter::RxMessageDrops, 1),
         }
+        env.counters.add(Counter::RxMessageDrops, drops);
     }
 
     /// The next packet to send.
@@ -127,7 +135,7 @@ impl Arrivals {
     pub(super) fn fault(&self) -> Option<QpFault> {
         let fault = match self.machine.as_ref()? {
             Taking::Reliable(machine) => machine.fault()?,
-            Taking::Unreliable(_) => return self.receives.is_broken.then_some(QpFault::LocalWork),
+            Taking::Unreliable(..) => return self.receives.is_broken.then_some(QpFault::LocalWork),
         };
         tracing::debug!(?fault, "a request of the peer ends the queue pair");
         Some(QpFault::TerminateSent)
@@ -137,7 +145,7 @@ impl Arrivals {
     pub(super) fn has_packets(&self) -> bool {
         match &self.machine {
             Some(Taking::Reliable(machine)) => machine.has_packets(),
-            Some(Taking::Unreliable(_)) | None => false,
+            Some(Taking::Unreliable(..)) | None => false,
         }
     }
 

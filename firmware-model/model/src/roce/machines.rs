@@ -6,7 +6,7 @@ use urnic_roce::message::{Message, PostError};
 use urnic_roce::requester::{Packet, Requester, Status};
 use urnic_roce::responder::Responder;
 use urnic_roce::unreliable::{self, Receiver, Sender};
-use urnic_wire::roce::{Body, Header};
+use urnic_wire::roce::{Body, Header, Transfer};
 
 /// The machine that sends requests.
 #[derive(Debug)]
@@ -25,7 +25,38 @@ pub(super) enum Sending {
 #[derive(Debug)]
 pub(super) enum Taking {
     Reliable(Box<Responder>),
-    Unreliable(Box<Receiver>),
+    Unreliable(Box<Receiver>, Dropping),
+}
+
+/// Counts the messages of kind UC that are dropped, each once.
+#[derive(Debug, Default)]
+pub(super) struct Dropping {
+    /// A message has arrived in part.
+    is_within: bool,
+    /// The message of which packets arrive is counted.
+    is_counted: bool,
+}
+
+impl Dropping {
+    /// A packet arrives. Returns whether a message has lost its end.
+    pub(super) fn lost(&mut self, transfer: &Transfer) -> bool {
+        let begins = matches!(
+            transfer,
+            Transfer::SendFirst | Transfer::SendOnly(_) | Transfer::WriteFirst(_) | Transfer::WriteOnly(..)
+        );
+        begins && std::mem::take(self).is_within
+    }
+
+    /// The packet was placed.
+    pub(super) fn placed(&mut self, is_last: bool) {
+        self.is_within = !is_last;
+    }
+
+    /// The packet was dropped. Returns whether its message is to be counted.
+    pub(super) fn dropped(&mut self) -> bool {
+        self.is_within = false;
+        !std::mem::replace(&mut self.is_counted, true)
+    }
 }
 
 /// A packet of a request.
@@ -149,7 +180,7 @@ impl Taking {
     pub(super) fn reliable(&mut self) -> Option<&mut Responder> {
         match self {
             Taking::Reliable(responder) => Some(responder),
-            Taking::Unreliable(_) => None,
+            Taking::Unreliable(..) => None,
         }
     }
 }

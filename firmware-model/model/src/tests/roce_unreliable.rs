@@ -119,7 +119,9 @@ fn datagrams_of_strangers_need_the_number_and_the_q_key() {
         Body::Datagram(deth(QKEY + 1), None),
         b"wrong key",
     );
-    wait_for(|| (far.counted(Counter::QkeyViolations) == 1).then_some(()));
+    wait_for("a violation", || {
+        (far.counted(Counter::QkeyViolations) == 1).then_some(())
+    });
     forge(
         stranger,
         &far,
@@ -141,7 +143,9 @@ fn datagrams_of_strangers_need_the_number_and_the_q_key() {
         Body::Datagram(deth(QKEY), None),
         b"no group",
     );
-    wait_for(|| (far.counted(Counter::RxDatagramErrors) == 3).then_some(()));
+    wait_for("three errors", || {
+        (far.counted(Counter::RxDatagramErrors) == 3).then_some(())
+    });
     forge(stranger, &far, qpn, Body::Datagram(deth(QKEY), None), b"hello");
     assert_eq!(far.text(), b"hello");
 }
@@ -209,8 +213,8 @@ fn uc_writes_arrive_and_one_with_immediate_data_takes_a_receive() {
     far.post_recv(9, &[]);
     for opcode in [Opcode::Write, Opcode::WriteImm] {
         let header = SendHeader {
-            remote_offset: remote.offset.get(),
-            stag: remote.stag.get(),
+            remote_offset: remote.offset,
+            stag: remote.stag,
             ..request(opcode, 5)
         };
         near.post(header, &[from]);
@@ -230,12 +234,14 @@ fn uc_messages_that_are_dropped_leave_the_receive_to_the_next() {
     let from = near.sge(0, 3000);
     near.write(0, &pattern(3000, 1));
     near.post(request(Opcode::Send, 5), &[from]);
-    wait_for(|| (far.counted(Counter::RxMessageDrops) > 0).then_some(()));
+    wait_for("a drop", || {
+        (far.counted(Counter::RxMessageDrops) > 0).then_some(())
+    });
     let into = far.sge(0, 2999);
     far.post_recv(9, &[into]);
     near.post(request(Opcode::Send, 6), &[from]);
     let nowhere = SendHeader {
-        stag: 0xdead,
+        stag: 0xdead.into(),
         ..request(Opcode::Write, 7)
     };
     near.post(nowhere, &[from]);
@@ -251,6 +257,7 @@ fn uc_messages_that_are_dropped_leave_the_receive_to_the_next() {
     assert_cqe(&cqe, 9, WcStatus::Success);
     assert_eq!(cqe.byte_len.get(), 100);
     assert_eq!(far.read(0, 100), pattern(100, 1));
+    assert_eq!(far.counted(Counter::RxMessageDrops), 4);
     assert!(far.end.recv_cq.poll().is_none());
 }
 
