@@ -26,7 +26,7 @@ const CRATES: [&str; 7] = [
     "tests",
 ];
 /// The parts of the table, by how the ids of their rows begin.
-const PARTS: [(&str, &str); 17] = [
+const PARTS: [(&str, &str); 18] = [
     ("MPA", "MPA (RFC 5044)"),
     ("EMPA", "Enhanced MPA (RFC 6581)"),
     (
@@ -45,6 +45,10 @@ const PARTS: [(&str, &str); 17] = [
     (
         "UC",
         "Unreliable connections (InfiniBand Architecture Specification vol. 1: IBTA)",
+    ),
+    (
+        "ROCE",
+        "Connections of RoCE v2 (InfiniBand Architecture Specification vol. 1: IBTA)",
     ),
     (
         "CMU",

@@ -178,7 +178,7 @@ fn datagrams_to_a_group() {
                 .run()
                 .success()
         };
-        until(TIME_LIMIT, || groups().contains(group));
+        until(TIME_LIMIT, || groups().contains(group).then_some(()));
         let sender = peer.program(end(at[1], "-s -C 20")).run_for(LIMIT);
         sender.success();
         let said = receiver.wait_for(LIMIT).success();

@@ -30,8 +30,8 @@ pub struct Ends {
 }
 
 /// The ICRC of a packet that begins with its BTH and ends before its ICRC; zero for a packet longer
-/// than UDP can carry.
-pub(super) fn icrc(packet: &[u8], ends: &Ends) -> [u8; ICRC_LEN] {
+/// than UDP can carry. The IPv4 identification has no meaning with IPv6.
+pub(super) fn icrc(packet: &[u8], ends: &Ends, identification: u16) -> [u8; ICRC_LEN] {
     let udp_len = UDP_HEADER_LEN + packet.len() + ICRC_LEN;
     let (Ok(udp_len), Ok(ip_len)) = (u16::try_from(udp_len), u16::try_from(IPV4_HEADER_LEN + udp_len)) else {
         return [0; ICRC_LEN];
@@ -48,7 +48,7 @@ pub(super) fn icrc(packet: &[u8], ends: &Ends) -> [u8; ICRC_LEN] {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             head.push(&[0x45, 0xff]);
             head.push(&ip_len.to_be_bytes());
-            head.push(&[0, 0]);
+            head.push(&identification.to_be_bytes());
             head.push(&DONT_FRAGMENT.to_be_bytes());
             head.push(&[0xff, UDP, 0xff, 0xff]);
             head.push(&source.octets());

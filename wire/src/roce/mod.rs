@@ -31,7 +31,7 @@ pub use icrc::{Ends, ICRC_LEN};
 pub use opcode::{Extended, Opcode, Position, Service};
 pub use packet::{
     DEFAULT_PKEY, Header, MAX_HEADER_LEN, MAX_TRAILER_LEN, MULTICAST_QPN, UDP_PORT, destination_of, parse,
-    parse_numbered, psn_of, seal,
+    parse_numbered, psn_of, seal, seal_numbered, sealed_len,
 };
 pub use psn::Psn;
 pub use timers::{local_ack_timeout_ns, rnr_timer_ns};

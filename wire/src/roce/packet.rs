@@ -128,18 +128,33 @@ fn pad(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }
 
+/// The length of a packet with so many bytes of headers and payload: that of pad and ICRC is added.
+pub const fn sealed_len(len: usize) -> usize {
+    // The headers' length is a multiple of four.
+    len.next_multiple_of(4) + ICRC_LEN
+}
+
 /// Writes pad and ICRC after headers and payload, which are the first `len` bytes of `packet`;
-/// returns the length of the packet.
+/// returns the length of the packet. Its IPv4 identification is 0.
 ///
 /// # Panics
-/// If `packet` is shorter than `len` and [`MAX_TRAILER_LEN`].
+/// If `packet` is shorter than [`sealed_len`] of `len`.
 pub fn seal(packet: &mut [u8], len: usize, ends: &Ends) -> usize {
-    // The headers' length is a multiple of four.
-    let end = len + pad(len);
+    seal_numbered(packet, len, ends, 0)
+}
+
+/// Completes a packet as [`seal`] does, of this IPv4 identification, which has no meaning with
+/// IPv6.
+///
+/// # Panics
+/// As [`seal`].
+pub fn seal_numbered(packet: &mut [u8], len: usize, ends: &Ends, identification: u16) -> usize {
+    let sealed = sealed_len(len);
+    let end = sealed - ICRC_LEN;
     packet[len..end].fill(0);
-    let check = icrc(&packet[..end], ends);
-    packet[end..end + ICRC_LEN].copy_from_slice(&check);
-    end + ICRC_LEN
+    let check = icrc(&packet[..end], ends, identification);
+    packet[end..sealed].copy_from_slice(&check);
+    sealed
 }
 
 /// Parses a packet that was received from and at these addresses; returns its headers and payload.
@@ -185,7 +200,7 @@ fn checked<'p>(
         return Err(PacketError::Version(layout.flags & flags::VERSION));
     }
     let covered = packet.len() - ICRC_LEN;
-    let computed = u32::from_ne_bytes(icrc(&packet[..covered], ends));
+    let computed = u32::from_ne_bytes(icrc(&packet[..covered], ends, 0));
     let difference = (computed ^ u32::from_ne_bytes(*check)).to_ne_bytes();
     if !is_right(covered, difference) {
         return Err(PacketError::Icrc);

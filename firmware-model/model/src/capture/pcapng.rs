@@ -207,6 +207,8 @@ pub(super) struct Datagram {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
     pub(super) traffic_class: u8,
+    /// The identification in an IPv4 header.
+    pub(super) identification: u16,
 }
 
 /// A segment without its payload.
@@ -237,15 +239,25 @@ fn sum(parts: &[&[u8]]) -> u16 {
     sum as u16
 }
 
-/// Puts the IP header of a packet that carries `carried` bytes of `protocol` into `packet`; returns
-/// the sum of the addresses, which the checksum of the protocol covers, too.
-fn ip_header(packet: &mut Vec<u8>, ends: (IpAddr, IpAddr), class: u8, protocol: u8, carried: u16) -> u16 {
-    match ends {
+/// What the IP headers of packets have in common.
+struct Ip {
+    ends: (IpAddr, IpAddr),
+    class: u8,
+    identification: u16,
+    protocol: u8,
+}
+
+/// Puts the IP header of a packet that carries `carried` bytes into `packet`; returns the sum of the
+/// addresses, which the checksum of the protocol covers, too.
+fn ip_header(packet: &mut Vec<u8>, ip: &Ip, carried: u16) -> u16 {
+    let Ip { class, protocol, .. } = *ip;
+    match ip.ends {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            // Identification 0, no fragment; 64 hops.
             packet.extend([0x45, class]);
             packet.extend((20 + carried).to_be_bytes());
-            packet.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
+            packet.extend(ip.identification.to_be_bytes());
+            // No fragment; 64 hops.
+            packet.extend([0x40, 0, 64, protocol, 0, 0]);
             packet.extend(from.octets());
             packet.extend(to.octets());
             let checksum = !sum(&[packet]);
@@ -275,9 +287,14 @@ impl Datagram {
     /// The headers in front of `payload`, which has at most [`MAX_PAYLOAD`] bytes.
     pub(super) fn headers(&self, payload: &[u8]) -> Vec<u8> {
         let carried = (8 + payload.len()) as u16;
-        let ends = (self.from.ip(), self.to.ip());
         let mut packet = Vec::with_capacity(48);
-        let addresses = ip_header(&mut packet, ends, self.traffic_class, UDP, carried);
+        let ip = Ip {
+            ends: (self.from.ip(), self.to.ip()),
+            class: self.traffic_class,
+            identification: self.identification,
+            protocol: UDP,
+        };
+        let addresses = ip_header(&mut packet, &ip, carried);
         let udp = packet.len();
         packet.extend(self.from.port().to_be_bytes());
         packet.extend(self.to.port().to_be_bytes());
@@ -300,7 +317,13 @@ impl Segment {
         let tcp_len = 20 + options.len();
         let carried = (tcp_len + payload.len()) as u16;
         let mut packet = Vec::with_capacity(40 + tcp_len);
-        let addresses = ip_header(&mut packet, (self.from.ip(), self.to.ip()), 0, TCP, carried);
+        let ip = Ip {
+            ends: (self.from.ip(), self.to.ip()),
+            class: 0,
+            identification: 0,
+            protocol: TCP,
+        };
+        let addresses = ip_header(&mut packet, &ip, carried);
         let tcp = packet.len();
         packet.extend(self.from.port().to_be_bytes());
         packet.extend(self.to.port().to_be_bytes());
@@ -354,6 +377,7 @@ mod packet_tests {
             from: "10.0.0.1:1000".parse().unwrap(),
             to: "10.0.0.2:2000".parse().unwrap(),
             traffic_class: 4,
+            identification: 0,
         };
         let want = "4504001f 00004000 401126c8 0a000001 0a000002 03e807d0 000b1bbb";
         let text: String = datagram
@@ -366,12 +390,12 @@ mod packet_tests {
 
     proptest! {
         #[test]
-        fn checksums_of_datagrams_come_out_right(v6: bool, traffic_class: u8, payload in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn checksums_of_datagrams_come_out_right(v6: bool, traffic_class: u8, identification: u16, payload in prop::collection::vec(any::<u8>(), 0..100)) {
             let [from, to] = match v6 {
                 true => ["[2001:db8::1]:7", "[fe80::2]:65535"],
                 false => ["192.0.2.1:7", "198.51.100.254:65535"],
             };
-            let datagram = Datagram { from: from.parse().unwrap(), to: to.parse().unwrap(), traffic_class };
+            let datagram = Datagram { from: from.parse().unwrap(), to: to.parse().unwrap(), traffic_class, identification };
             let packet = datagram.headers(&payload);
             let ip = if v6 { 40 } else { 20 };
             let addresses = if v6 { &packet[8..40] } else { &packet[12..20] };

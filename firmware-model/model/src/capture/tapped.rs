@@ -282,6 +282,7 @@ impl DatagramWrapper for TappedSocket {
                 from: self.sender(packet),
                 to: packet.destination,
                 traffic_class: packet.traffic_class,
+                identification: packet.segment,
             };
             (datagram, &buffer[packet.at..packet.at + packet.len])
         });
@@ -306,6 +307,8 @@ impl DatagramWrapper for TappedSocket {
                 from: packet.source,
                 to: SocketAddr::new(packet.destination, port),
                 traffic_class: packet.traffic_class,
+                // The system does not say.
+                identification: 0,
             };
             // A longer packet was cut to the room.
             (datagram, &bytes[..packet.len.min(bytes.len())])

@@ -153,6 +153,7 @@ impl Engine {
             source,
             destination,
             traffic_class: address.traffic_class,
+            segment: 0,
         };
         Ok((outgoing, len, socket))
     }

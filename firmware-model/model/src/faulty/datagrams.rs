@@ -82,6 +82,11 @@ impl DatagramWrapper for FaultySocket {
         Ok(taken)
     }
 
+    /// Each packet has faults of its own.
+    fn divides(&self) -> bool {
+        false
+    }
+
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
         let before = packets.len();
         for _ in 0..MOST_LOST {

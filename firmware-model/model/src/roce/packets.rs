@@ -7,7 +7,7 @@ use crate::counters::Counter;
 use crate::events::Requests as Work;
 use crate::llp::buffers::Buffer;
 use crate::stream;
-use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM};
+use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM, SEGMENTS_ROOM};
 use crate::stream::roce_port::{RocePort, Sources};
 use crate::transport::{Env, RxOutcome, TxOutcome};
 use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
@@ -16,7 +16,9 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use urnic_roce::message::Mtu;
 use urnic_roce::responder::Arrival;
-use urnic_wire::roce::{Body, DEFAULT_PKEY, Ends, Header, UDP_PORT, parse_numbered, seal};
+use urnic_wire::roce::{
+    Body, DEFAULT_PKEY, Ends, Header, ICRC_LEN, UDP_PORT, parse_numbered, seal, seal_numbered, sealed_len,
+};
 
 /// The sockets of a queue pair, and the packets that they have not taken.
 #[derive(Debug)]
@@ -28,11 +30,14 @@ pub(super) struct Packets {
     buffer: Option<Buffer>,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
+    /// The network makes packets of segments.
+    divides: bool,
 }
 
 impl Packets {
     pub(super) fn new(port: RocePort) -> Packets {
         Packets {
+            divides: port.sender().divides(),
             port: Some(port),
             path: None,
             buffer: None,
@@ -100,7 +105,7 @@ impl Packets {
             }
             made += self.outgoing.len();
             let is_empty = self.outgoing.is_empty();
-            let blocked = !is_empty && self.hand_over(env);
+            let blocked = !is_empty && self.hand_over(&path, env);
             if self.outgoing.is_empty()
                 && let Some(buffer) = self.buffer.take()
             {
@@ -143,24 +148,44 @@ impl Packets {
                 },
             };
             let Some(len) = made else { continue };
-            let source = self.port.as_ref().map(RocePort::source);
-            let ends = Ends {
-                source: SocketAddr::new(path.source, source.unwrap_or_default()),
-                destination: SocketAddr::new(path.destination, UDP_PORT),
+            let ends = self.ends_on(path);
+            let segment = match self.divides {
+                true => next_segment(&self.outgoing, sealed_len(len)),
+                false => 0,
             };
             self.outgoing.push(Outgoing {
                 at,
-                len: seal(room, len, &ends),
+                len: seal_numbered(room, len, &ends, segment),
                 source: path.source,
                 destination: ends.destination,
                 traffic_class: path.traffic_class,
+                segment,
             });
         }
         self.buffer = Some(buffer);
     }
 
+    /// The ends that packets show.
+    fn ends_on(&self, path: &Path) -> Ends {
+        let source = self.port.as_ref().map(RocePort::source);
+        Ends {
+            source: SocketAddr::new(path.source, source.unwrap_or_default()),
+            destination: SocketAddr::new(path.destination, UDP_PORT),
+        }
+    }
+
+    /// Makes each packet one of its own, now and from now on: the system does not divide packets
+    /// on this path.
+    fn divide(&mut self, path: &Path) {
+        self.divides = false;
+        let ends = self.ends_on(path);
+        if let Some(buffer) = &mut self.buffer {
+            undivide(&mut self.outgoing, &mut buffer[..], &ends);
+        }
+    }
+
     /// Hands packets to the socket; returns whether one waits for room.
-    fn hand_over(&mut self, env: &mut Env<'_>) -> bool {
+    fn hand_over(&mut self, path: &Path, env: &mut Env<'_>) -> bool {
         let mut sent = 0;
         let mut blocked = false;
         while let Some(run) = self.outgoing.get(sent..).filter(|run| !run.is_empty()) {
@@ -178,6 +203,12 @@ impl Packets {
                 Err(Errno::AGAIN) => {
                     blocked = true;
                     break;
+                }
+                Err(errno) if self.divides && has_segments(run) => {
+                    tracing::debug!(%errno, "packets are not divided by the system");
+                    self.outgoing.drain(..sent);
+                    sent = 0;
+                    self.divide(path);
                 }
                 // It is lost, and sent again as others that are lost.
                 Err(errno) => {
@@ -278,6 +309,38 @@ impl Packets {
     }
 }
 
+/// The number of a packet of `len` bytes among the segments of the packet that ends `before`, or 0:
+/// it is none of them.
+fn next_segment(before: &[Outgoing], len: usize) -> u16 {
+    let Some(last) = before.last() else { return 0 };
+    let head = before.len().checked_sub(1 + usize::from(last.segment));
+    let Some(head) = head.and_then(|at| before.get(at)) else {
+        return 0;
+    };
+    // Only the last one may be shorter than the others.
+    let segment = last.segment + 1;
+    let fits = usize::from(segment + 1) * head.len <= SEGMENTS_ROOM;
+    match last.len == head.len && len <= head.len && fits {
+        true => segment,
+        false => 0,
+    }
+}
+
+/// Makes each of the packets in `buffer` one of its own: its ICRC has another identification then.
+fn undivide(packets: &mut [Outgoing], buffer: &mut [u8], ends: &Ends) {
+    for packet in packets {
+        packet.segment = 0;
+        if let Some(bytes) = buffer.get_mut(packet.at..packet.at + packet.len) {
+            seal(bytes, packet.len - ICRC_LEN, ends);
+        }
+    }
+}
+
+/// Whether the first of these packets has segments.
+fn has_segments(packets: &[Outgoing]) -> bool {
+    packets.get(1).is_some_and(|second| second.segment != 0)
+}
+
 /// Writes headers and payload of a packet; returns their length, or none if the payload cannot be
 /// gathered.
 fn emit(
@@ -289,4 +352,72 @@ fn emit(
     let at = header.emit(room, payload_len);
     let payload = room.get_mut(at..at + payload_len)?;
     gather(payload).then_some(at + payload_len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
+    use urnic_wire::roce::{Psn, Request, Transfer, parse};
+
+    const IP: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const ENDS: Ends = Ends {
+        source: SocketAddr::new(IP, 50_000),
+        destination: SocketAddr::new(IP, UDP_PORT),
+    };
+
+    /// Packets of these lengths, and which segments they are.
+    fn segments(lengths: &[usize]) -> Vec<u16> {
+        let mut packets: Vec<Outgoing> = Vec::new();
+        for len in lengths {
+            packets.push(Outgoing {
+                at: 0,
+                len: *len,
+                source: IP,
+                destination: ENDS.destination,
+                traffic_class: 0,
+                segment: next_segment(&packets, *len),
+            });
+        }
+        packets.iter().map(|packet| packet.segment).collect()
+    }
+
+    #[test]
+    fn packets_of_one_length_and_a_shorter_one_go_together() {
+        assert_eq!(segments(&[]), [0u16; 0]);
+        // The first packet of a Write is longer than those after it.
+        assert_eq!(segments(&[1056, 1040, 1040, 1040, 516]), [0, 1, 0, 1, 2]);
+        assert_eq!(segments(&[1040, 1040, 516, 1040, 1040]), [0, 1, 2, 0, 1]);
+        assert_eq!(segments(&[16, 1040, 1040]), [0, 0, 1]);
+        let full = segments(&[4112; 17]);
+        assert_eq!(full[14..], [14, 0, 1], "UDP carries no more");
+    }
+
+    #[test]
+    fn packets_that_the_system_does_not_divide_get_icrcs_of_their_own() {
+        let mut buffer = vec![0; 3 * PACKET_ROOM];
+        let mut packets = Vec::new();
+        for (index, room) in buffer.chunks_mut(PACKET_ROOM).enumerate() {
+            let body = Body::Request(Request::Transfer(Transfer::SendMiddle));
+            let len = Header::new(7, Psn::new(index as u32), body).emit(room, 9) + 9;
+            let segment = next_segment(&packets, sealed_len(len));
+            packets.push(Outgoing {
+                at: index * PACKET_ROOM,
+                len: seal_numbered(room, len, &ENDS, segment),
+                source: IP,
+                destination: ENDS.destination,
+                traffic_class: 0,
+                segment,
+            });
+        }
+        let are_whole = |packets: &[Outgoing], buffer: &[u8]| -> Vec<bool> {
+            let parses = |packet: &Outgoing| parse(&buffer[packet.at..][..packet.len], &ENDS).is_ok();
+            packets.iter().map(parses).collect()
+        };
+        assert!(has_segments(&packets));
+        assert_eq!(are_whole(&packets, &buffer), [true, false, false]);
+        undivide(&mut packets, &mut buffer, &ENDS);
+        assert!(!has_segments(&packets));
+        assert_eq!(are_whole(&packets, &buffer), [true; 3]);
+    }
 }

@@ -1,6 +1,8 @@
 //! UDP ports, which queue pairs of kind UD have instead of streams.
 
-pub use crate::sys::datagrams::{BATCH, Incoming, LONG_ROOM, MAX_PAYLOAD, Outgoing, PACKET_ROOM, Refused};
+pub use crate::sys::datagrams::{
+    BATCH, Incoming, LONG_ROOM, MAX_PAYLOAD, Outgoing, PACKET_ROOM, Refused, SEGMENTS_ROOM,
+};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -34,6 +36,12 @@ pub trait DatagramSocket: Send + Debug {
     /// The error of the first packet, if the network did not take it: `EAGAIN` when there is no
     /// room now.
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno>;
+
+    /// Whether packets may have segments: each is sent as it is then, and none gets lost or moves
+    /// by itself. A system that cannot divide packets refuses them with an error.
+    fn divides(&self) -> bool {
+        false
+    }
 
     /// Bytes for each packet that arrives.
     fn room(&self) -> usize {

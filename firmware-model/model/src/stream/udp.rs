@@ -147,6 +147,10 @@ impl DatagramSocket for UdpSocket {
         sent
     }
 
+    fn divides(&self) -> bool {
+        true
+    }
+
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
         self.unread = self
             .rings

@@ -214,6 +214,11 @@ pub(crate) trait DatagramWrapper: Send + Debug {
     /// As [`DatagramSocket::send`].
     fn send(&mut self, buffer: &[u8], packets: &[Outgoing]) -> Result<usize, Errno>;
 
+    /// As [`DatagramSocket::divides`].
+    fn divides(&self) -> bool {
+        self.inner().divides()
+    }
+
     /// As [`DatagramSocket::receive`].
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
 }
@@ -225,6 +230,10 @@ impl<W: DatagramWrapper> DatagramSocket for W {
 
     fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
         DatagramWrapper::receive(self, buffer, packets);
+    }
+
+    fn divides(&self) -> bool {
+        DatagramWrapper::divides(self)
     }
 
     fn room(&self) -> usize {

@@ -4,7 +4,7 @@ use super::control::{Control, append, control_messages};
 use super::{get, last_errno, set};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 use urnic_sys::{Numbers, Plain, Unpadded};
@@ -32,7 +32,15 @@ pub struct Outgoing {
     pub destination: SocketAddr,
     /// The IP header's traffic class.
     pub traffic_class: u8,
+    /// 0 begins a packet of the kernel. Those with 1, 2 and so on that follow are its further
+    /// segments, which the network makes packets of (UDP GSO): they have the addresses and the
+    /// length of the first, or the last one is shorter. This is the identification in the IPv4
+    /// header.
+    pub segment: u16,
 }
+
+/// Bytes of a packet's segments at most.
+pub const SEGMENTS_ROOM: usize = 65_000;
 
 /// A packet that was received.
 #[derive(Debug, Clone, Copy)]
@@ -307,10 +315,9 @@ impl Name {
     }
 }
 
-/// What the header of a message points to.
+/// What the header of a message points to, with its bytes.
 struct Place {
     name: Name,
-    extent: libc::iovec,
     control: Control,
 }
 
@@ -321,19 +328,35 @@ const fn batch<T>() -> Batch<T> {
     [const { MaybeUninit::uninit() }; BATCH]
 }
 
-/// A message whose header points to `place`, with these lengths of name and control messages.
-fn message(place: &mut Place, name_len: usize, control_len: usize) -> libc::mmsghdr {
+/// Where bytes of a packet are.
+fn extent(bytes: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.cast(),
+        iov_len: len,
+    }
+}
+
+/// A message whose header points to `place` and the bytes in `extents`, with these lengths of name
+/// and control messages.
+fn message(
+    place: &mut Place,
+    extents: &mut [MaybeUninit<libc::iovec>],
+    name_len: usize,
+    control_len: usize,
+) -> libc::mmsghdr {
     let mut header = libc::mmsghdr::zeroes();
     let message = &mut header.msg_hdr;
     message.msg_name = ptr::from_mut(&mut place.name).cast();
     message.msg_namelen = name_len as _;
-    (message.msg_iov, message.msg_iovlen) = (&raw mut place.extent, 1);
+    message.msg_iov = extents.as_mut_ptr().cast();
+    message.msg_iovlen = extents.len() as _;
     message.msg_control = place.control.0.as_mut_ptr().cast();
     message.msg_controllen = control_len as _;
     header
 }
 
-/// Sends packets, at most [`BATCH`], with one call; returns how many the network took.
+/// Sends packets, at most [`BATCH`], with one call; returns how many the network took. A packet and
+/// its segments are taken together.
 ///
 /// # Errors
 /// That of the first packet.
@@ -344,25 +367,45 @@ pub(crate) fn send(
     packets: &[Outgoing],
 ) -> Result<usize, Errno> {
     let mut places: Batch<Place> = batch();
+    let mut extents: Batch<libc::iovec> = batch();
     let mut headers: Batch<libc::mmsghdr> = batch();
+    let packets = packets.get(..BATCH).unwrap_or(packets);
+    let mut left = &mut extents[..];
     let mut count = 0;
-    for ((place, header), packet) in places.iter_mut().zip(&mut headers).zip(packets) {
-        let bytes = buffer
-            .get(packet.at..packet.at + packet.len)
-            .ok_or(Errno::INVAL)?;
+    let runs = packets.chunk_by(|_, next| next.segment != 0);
+    for ((place, header), run) in places.iter_mut().zip(&mut headers).zip(runs) {
+        let (own, rest) = mem::take(&mut left).split_at_mut(run.len());
+        for (packet, to) in run.iter().zip(&mut *own) {
+            let bytes = buffer
+                .get(packet.at..packet.at + packet.len)
+                .ok_or(Errno::INVAL)?;
+            to.write(extent(bytes.as_ptr().cast_mut(), bytes.len()));
+        }
         let place = place.write(Place {
             name: Name::UNSET,
-            extent: libc::iovec {
-                iov_base: bytes.as_ptr().cast_mut().cast(),
-                iov_len: bytes.len(),
-            },
             control: Control::EMPTY,
         });
-        let name_len = write_name(packet.destination, ipv6, &mut place.name);
-        let control_len = control_of(packet, ipv6, &mut place.control);
-        header.write(message(place, name_len, control_len));
+        let first = &run[0];
+        let name_len = write_name(first.destination, ipv6, &mut place.name);
+        let mut control_len = control_of(first, ipv6, &mut place.control);
+        if run.len() > 1 {
+            let len = first.len as u16;
+            control_len = append(
+                &mut place.control,
+                control_len,
+                libc::SOL_UDP,
+                libc::UDP_SEGMENT,
+                &len.to_ne_bytes(),
+            );
+        }
+        header.write(message(place, own, name_len, control_len));
+        left = rest;
         count += 1;
     }
+    let packets_in = |messages: usize| {
+        let runs = packets.chunk_by(|_, next| next.segment != 0);
+        runs.take(messages).map(<[Outgoing]>::len).sum()
+    };
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let headers = headers.as_mut_ptr().cast::<libc::mmsghdr>();
     if count == 1 {
@@ -375,11 +418,16 @@ pub(crate) fn send(
                 flags,
             )
         };
-        return if done < 0 { Err(last_errno()) } else { Ok(1) };
+        return if done < 0 {
+            Err(last_errno())
+        } else {
+            Ok(packets_in(1))
+        };
     }
     // SAFETY: `count` headers are filled in; what they point to is live, and is only read.
     let done = unsafe { libc::syscall(libc::SYS_sendmmsg, socket.as_raw_fd(), headers, count, flags) };
-    usize::try_from(done).map_err(|_| last_errno())
+    let done = usize::try_from(done).map_err(|_| last_errno())?;
+    Ok(packets_in(done))
 }
 
 /// Receives packets with one call, at most [`BATCH`] and as many as have room, which is `room`
@@ -393,22 +441,18 @@ pub(crate) fn receive(
     packets: &mut Vec<Incoming>,
 ) -> Result<(), Errno> {
     let mut places: Batch<Place> = batch();
+    let mut extents: Batch<libc::iovec> = batch();
     let mut headers: Batch<libc::mmsghdr> = batch();
     let mut count = 0;
-    for ((place, header), room) in places
-        .iter_mut()
-        .zip(&mut headers)
-        .zip(buffer.chunks_exact_mut(room))
-    {
+    let slots = places.iter_mut().zip(extents.chunks_mut(1)).zip(&mut headers);
+    for (((place, bytes), header), room) in slots.zip(buffer.chunks_exact_mut(room)) {
+        bytes[0].write(extent(room.as_mut_ptr(), room.len()));
         let place = place.write(Place {
             name: Name::UNSET,
-            extent: libc::iovec {
-                iov_base: room.as_mut_ptr().cast(),
-                iov_len: room.len(),
-            },
             control: Control::EMPTY,
         });
-        header.write(message(place, size_of::<libc::sockaddr_in6>(), Control::ROOM));
+        let name_len = size_of::<libc::sockaddr_in6>();
+        header.write(message(place, bytes, name_len, Control::ROOM));
         count += 1;
     }
     // SAFETY: `count` headers are filled in; they point to live memory of the lengths given, which
@@ -470,4 +514,39 @@ fn destination(control: &[u8]) -> Option<IpAddr> {
         }
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn segments_arrive_as_packets() {
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        prepare(from.as_fd(), false).unwrap();
+        let buffer: Vec<u8> = (0..=u8::MAX).collect();
+        let (mut at, mut packets) = (0, Vec::new());
+        for (len, segment) in [(60, 0), (60, 1), (20, 2), (50, 0), (40, 0), (26, 1)] {
+            packets.push(Outgoing {
+                at,
+                len,
+                source: Ipv4Addr::LOCALHOST.into(),
+                destination: to.local_addr().unwrap(),
+                traffic_class: 0,
+                segment,
+            });
+            at += len;
+        }
+        // One call of sendmmsg(2) for all, and one of sendmsg(2) for the last two.
+        for packets in [&packets[..], &packets[4..]] {
+            assert_eq!(send(from.as_fd(), false, &buffer, packets), Ok(packets.len()));
+            for packet in packets {
+                let mut place = [0; 100];
+                let len = to.recv(&mut place).unwrap();
+                assert_eq!(place[..len], buffer[packet.at..packet.at + packet.len]);
+            }
+        }
+    }
 }

@@ -130,6 +130,7 @@ impl Endpoint for UdpEndpoint {
                     source: self.source(destination),
                     destination,
                     traffic_class: self.traffic_class,
+                    segment: 0,
                 });
                 self.sending.extend_from_slice(&bytes);
             }

@@ -49,6 +49,7 @@ impl Link {
             source: self.near.local.ip(),
             destination: self.far.local,
             traffic_class: 0,
+            segment: 0,
         }
     }
 
