@@ -1,5 +1,5 @@
-//! `--wire roce`: queue pairs that speak RoCE v2 over UDP port 4791. A host has the port once, hence
-//! two hosts.
+//! `--wire roce`: queue pairs that speak RoCE v2 over UDP port 4791. A host has the port once,
+//! hence two hosts.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -13,7 +13,7 @@ use crate::runtime::streaming::status;
 use crate::runtime::{Core, PageUser, Uar};
 use crate::schedule::{Interest, Token};
 use crate::stream::Ends;
-use crate::stream::datagram::MAX_PAYLOAD;
+use crate::stream::datagram::{DatagramSocket, MAX_PAYLOAD};
 use crate::stream::roce_port::RocePort;
 use crate::transport::{Identity, QpChange, QpQueues};
 use rustix::fd::BorrowedFd;
@@ -365,19 +365,15 @@ impl Job<'_> {
                     })
                 }
                 QpKind::UnreliableDatagram => {
-                    let ports = match is_roce {
-                        true => DatagramPorts::Shared(self.roce_port(label, qid)?),
-                        false => {
-                            let sockets = core.ports.take(arguments.datagrams.get());
-                            DatagramPorts::Own(sockets.ok_or(Status::InvalidHandle)?)
-                        }
-                    };
                     let params = DatagramParams {
                         sq: sq.of_datagrams(),
                         send_cq,
                         rq,
                         recv_cq,
-                        ports,
+                        ports: match is_roce {
+                            true => DatagramPorts::Shared(self.roce_port(label, qid)?),
+                            false => DatagramPorts::Own(self.own_ports(&arguments)?),
+                        },
                         max_payload: match arguments.max_datagram.get() as usize {
                             0 => MAX_PAYLOAD,
                             max => max.min(MAX_PAYLOAD),
@@ -401,6 +397,12 @@ impl Job<'_> {
             enter(&srq.users);
         }
         queue_handle(qp.id, self.core.enter_page(&page, PageUser::Qp(qp.id)))
+    }
+
+    /// The UDP port that the arguments name.
+    fn own_ports(&self, arguments: &CreateQp) -> Result<Vec<Box<dyn DatagramSocket>>, Status> {
+        let sockets = self.core.ports.take(arguments.datagrams.get());
+        sockets.ok_or(Status::InvalidHandle)
     }
 
     /// The port of RoCE v2, for the queue pair with this number on the wire.

@@ -4,7 +4,8 @@
 //! The protocol is in the crate [`urnic_roce`], which touches no byte of a message. An [`Engine`]
 //! connects it to the queue pair: [`requests`] takes work requests from the send queue,
 //! [`arrivals`] fills receives and accesses memory for the peer, and [`packets`] makes packets and
-//! takes them apart. [`machines`] has what differs between the kinds. As with [`rdmap`](crate::rdmap), its owner serialises the calls.
+//! takes them apart. [`machines`] has what differs between the kinds. As with
+//! [`rdmap`](crate::rdmap), its owner serialises the calls.
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 

@@ -27,8 +27,8 @@ pub mod create_qp {
     pub const INFINIBAND: u32 = 1;
     /// Kind UD: the queue pair does not receive what it sent to a group itself.
     pub const BLOCK_OWN_MULTICAST: u32 = 2;
-    /// The queue pair sends and receives packets of RoCE v2 at UDP port 4791. One of kind RC or UC has
-    /// no stream ([`Path`](crate::stream::Path)), one of kind UD no UDP port of its own. With
+    /// The queue pair sends and receives packets of RoCE v2 at UDP port 4791. One of kind RC or UC
+    /// has no stream ([`Path`](crate::stream::Path)), one of kind UD no UDP port of its own. With
     /// feature [`ROCE`](super::features::ROCE).
     pub const ROCE: u32 = 4;
 }
