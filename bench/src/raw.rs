@@ -259,8 +259,8 @@ fn flow(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io:
     Ok(())
 }
 
-/// Sends `count` datagrams of `size` bytes, or counts those that arrive. The receiver tells how many
-/// bytes it has, so that no more are on their way than it has room for.
+/// Sends `count` datagrams of `size` bytes, or counts those that arrive. The receiver tells how
+/// many bytes it has, so that no more are on their way than it has room for.
 fn segments(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io::Result<()> {
     let socket = udp(&mut stream)?;
     let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
