@@ -99,6 +99,7 @@ impl Hosts {
         groups.extend(streams(&Ok(place.clone()), "", CONNECTIONS[1]));
         groups.extend(with_cubic(place));
         groups.extend(over_sctp(place));
+        groups.extend(over_roce(place));
         groups.push(connections(place));
         groups.push(many_connections(place));
         groups.push(start_up(place));
@@ -305,6 +306,41 @@ fn over_sctp(place: &Place) -> [Group; 2] {
             ours::bandwidth(place, "ib_send_bw", "-s 65536 -n 2000")
         }),
     ]
+}
+
+/// Datagrams of raw UDP: as long as the packets of RoCE v2 with the path MTU that perftest takes
+/// where packets of Ethernet have 1500 bytes, and so many.
+const DATAGRAMS: (usize, u64) = (1040, 400_000);
+
+/// RoCE v2 compared with raw UDP.
+fn over_roce(place: &Place) -> Vec<Group> {
+    let roce = place.over_roce();
+    let mut groups = Vec::new();
+    for operation in &OPERATIONS {
+        let what = |size| format!("hosts: {} {size}, RoCE v2", operation.what);
+        let aim = match operation.what {
+            "Send" => Aim::AtMost(1.3),
+            _ => Aim::Report,
+        };
+        let rows = vec![Row::new(&what("64 B"), "us", "raw UDP, spinning", aim)];
+        let ours = roce.clone();
+        groups.push(group(&Ok(place.clone()), rows, move |place| {
+            let latency = tried(|| ours::latency(&ours, operation.latency, "-s 64 -n 5000 -x 3"));
+            let theirs = tried(|| Ok(raw::ping_pong(place, "udp", 64).median));
+            vec![(latency.map(|latency| latency.median), Some(theirs))]
+        }));
+        for (size, options) in [("64 KiB", "-s 65536 -n 4000"), ("1 MiB", "-s 1048576 -n 250")] {
+            let rows = vec![Row::new(&what(size), "MiB/s", "raw UDP, GSO", Aim::AtLeast(0.8))];
+            let ours = roce.clone();
+            groups.push(group(&Ok(place.clone()), rows, move |place| {
+                let options = format!("{options} -x 3");
+                let bandwidth = tried(|| ours::bandwidth(&ours, operation.bandwidth, &options));
+                let theirs = tried(|| Ok(raw::stream(place, "segments", DATAGRAMS.0, DATAGRAMS.1)));
+                vec![(bandwidth, Some(theirs))]
+            }));
+        }
+    }
+    groups
 }
 
 /// Connections of rdma_cm, one after the other.

@@ -23,10 +23,11 @@ pub(crate) struct Place {
     hosts: Option<Rc<Hosts>>,
     /// The processors of the server and of the client.
     pinned: Option<[usize; 2]>,
-    /// The values of urnic's options `same_host`, `faults` and `llp`.
+    /// The values of urnic's options `same_host` and `faults`.
     same_host: &'static str,
     faults: String,
-    llp: &'static str,
+    /// Further settings of urnic, as environment variables.
+    settings: &'static [(&'static str, &'static str)],
     /// The server's address.
     pub(crate) address: &'static str,
     /// The network interface that has it.
@@ -48,7 +49,7 @@ impl Place {
             pinned: None,
             same_host: "auto",
             faults: String::new(),
-            llp: "tcp",
+            settings: &[("URNIC_LLP", "tcp")],
             address: "127.0.0.1",
             interface: "lo",
         }
@@ -106,7 +107,7 @@ impl Place {
             pinned: None,
             same_host: "auto",
             faults: String::new(),
-            llp: "tcp",
+            settings: &[("URNIC_LLP", "tcp")],
             address,
             interface,
         }
@@ -128,7 +129,15 @@ impl Place {
     /// The same place, where urnic's connections are sessions over SCTP.
     pub(crate) fn over_sctp(&self) -> Self {
         Self {
-            llp: "sctp",
+            settings: &[("URNIC_LLP", "sctp")],
+            ..self.clone()
+        }
+    }
+
+    /// The same place, where urnic's queue pairs speak RoCE v2.
+    pub(crate) fn over_roce(&self) -> Self {
+        Self {
+            settings: &[("URNIC_IDENTITY", "roce"), ("URNIC_WIRE", "roce")],
             ..self.clone()
         }
     }
@@ -148,10 +157,10 @@ impl Place {
 
     /// The program, run at the server's (0) or the client's (1) end. It ends with this process.
     fn end(&self, end: usize, program: &Program) -> Program {
-        let mut program = program
-            .clone()
-            .env_unless_set("URNIC_SAME_HOST", self.same_host)
-            .env_unless_set("URNIC_LLP", self.llp);
+        let mut program = program.clone().env_unless_set("URNIC_SAME_HOST", self.same_host);
+        for (name, value) in self.settings {
+            program = program.env_unless_set(name, value);
+        }
         if !self.faults.is_empty() {
             program = program.env("URNIC_FAULTS", &self.faults);
         }

@@ -1,11 +1,12 @@
 //! Raw TCP and UDP, used as efficiently as a program can: the reference for urnic. Each end is a
 //! separate process, as perftest's ends are.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use urnic_tests::{Pair, Program};
 
 use crate::place::Place;
@@ -16,6 +17,12 @@ const WARM_UP: usize = 2_000;
 
 /// The other segment of each way of a ping-pong with two: as an FPDU of a message without payload.
 const SECOND: usize = 24;
+
+/// Datagrams that go to the kernel in one piece, bytes on their way, and the time after which what
+/// did not arrive is lost.
+const SEGMENTS: usize = 16;
+const WINDOW: u64 = 128 << 10;
+const PATIENCE: Duration = Duration::from_millis(2);
 
 /// The number of connections, established one after the other.
 const CONNECTS: usize = 5_000;
@@ -60,7 +67,8 @@ pub(crate) fn ping_pong(place: &Place, mode: &str, size: usize) -> Latency {
 }
 
 /// A stream of `count` writes of `size` bytes, in MiB/s: a `stream` as iperf3 makes it, or one with
-/// `nodelay`.
+/// `nodelay`; `segments`: what arrives of datagrams of this size, which the kernel divides and
+/// joins (UDP GSO and GRO).
 pub(crate) fn stream(place: &Place, mode: &str, size: usize, count: u64) -> f64 {
     match numbers(&pair(place, &format!("{mode} {size} {count}"))).as_slice() {
         [rate] => *rate,
@@ -100,7 +108,7 @@ pub(crate) fn main(args: &[&str]) -> ExitCode {
 }
 
 fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
-    let usage = "usage: raw connect | spin|two|udp|stream|nodelay SIZE COUNT, then -p PORT [HOST]";
+    let usage = "usage: raw connect | spin|two|udp|stream|nodelay|segments SIZE COUNT, then -p PORT [HOST]";
     let at = args.iter().position(|arg| *arg == "-p").ok_or(usage)?;
     let (what, rest) = args.split_at(at);
     let kind = *what.first().ok_or(usage)?;
@@ -127,6 +135,7 @@ fn end(args: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
             let end = over_udp(meet()?)?;
             Ok(exchange(end, size.parse()?, count.parse()?, host.is_some())?)
         }
+        ["segments", size, count] => Ok(segments(meet()?, host.is_some(), size.parse()?, count.parse()?)?),
         ["stream" | "nodelay", size, count] => {
             Ok(flow(meet()?, host.is_some(), size.parse()?, count.parse()?)?)
         }
@@ -172,8 +181,8 @@ fn over_tcp(mut stream: TcpStream, second: usize) -> impl FnMut(Step, &mut [u8])
     }
 }
 
-/// Both ends spin on UDP ports, which they exchange over `stream`.
-fn over_udp(mut stream: TcpStream) -> std::io::Result<impl FnMut(Step, &mut [u8]) -> std::io::Result<()>> {
+/// A UDP port that is connected to one of the peer's; they exchange them over `stream`.
+fn udp(stream: &mut TcpStream) -> std::io::Result<UdpSocket> {
     let socket = UdpSocket::bind((stream.local_addr()?.ip(), 0))?;
     stream.write_all(&socket.local_addr()?.port().to_be_bytes())?;
     let mut port = [0; 2];
@@ -183,6 +192,12 @@ fn over_udp(mut stream: TcpStream) -> std::io::Result<impl FnMut(Step, &mut [u8]
     stream.write_all(&[0])?;
     stream.read_exact(&mut [0])?;
     socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Both ends spin on UDP ports.
+fn over_udp(mut stream: TcpStream) -> std::io::Result<impl FnMut(Step, &mut [u8]) -> std::io::Result<()>> {
+    let socket = udp(&mut stream)?;
     Ok(move |step, ping: &mut [u8]| match step {
         Step::Send => socket.send(ping).map(|_| ()),
         Step::Receive => loop {
@@ -242,6 +257,95 @@ fn flow(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io:
     let mebibytes = size as f64 * count as f64 / f64::from(1 << 20);
     print_figures(&format!("{}\n", mebibytes / start.elapsed().as_secs_f64()))?;
     Ok(())
+}
+
+/// Sends `count` datagrams of `size` bytes, or counts those that arrive. The receiver tells how
+/// many bytes it has, so that no more are on their way than it has room for.
+fn segments(mut stream: TcpStream, sends: bool, size: usize, count: u64) -> std::io::Result<()> {
+    let socket = udp(&mut stream)?;
+    let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+    match sends {
+        true => {
+            send_segments(&socket, &state, size, count)?;
+            stream.write_all(&[0])?;
+            let mut rate = [0; 8];
+            stream.read_exact(&mut rate)?;
+            print_figures(&format!("{}\n", f64::from_be_bytes(rate)))
+        }
+        false => {
+            let rate = count_segments(&socket, &state, &mut stream)?;
+            stream.write_all(&rate.to_be_bytes())
+        }
+    }
+}
+
+/// Nothing, if a call would have to wait.
+fn at_once(done: std::io::Result<usize>) -> std::io::Result<usize> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+        done => done,
+    }
+}
+
+fn send_segments(socket: &UdpSocket, state: &UdpSocketState, size: usize, count: u64) -> std::io::Result<()> {
+    let contents = vec![0x5a; SEGMENTS * size];
+    let transmit = Transmit {
+        destination: socket.peer_addr()?,
+        ecn: None,
+        contents: &contents,
+        segment_size: Some(size),
+        src_ip: None,
+    };
+    // In bytes. Those that got lost are no longer on their way after a while.
+    let (mut sent, mut arrived, mut lost) = (0, 0, 0);
+    let mut last = Instant::now();
+    while sent < count * size as u64 {
+        let mut told = [0; 8];
+        if at_once(socket.recv(&mut told))? == told.len() {
+            arrived = u64::from_be_bytes(told);
+            last = Instant::now();
+        } else if last.elapsed() > PATIENCE {
+            lost = sent - arrived;
+            last = Instant::now();
+        }
+        if sent <= arrived + lost + WINDOW {
+            let done = state.try_send(socket.into(), &transmit).map(|()| contents.len());
+            sent += at_once(done)? as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Mebibytes per second that arrive, until the peer says on `stream` that it has sent all.
+fn count_segments(
+    socket: &UdpSocket,
+    state: &UdpSocketState,
+    stream: &mut TcpStream,
+) -> std::io::Result<f64> {
+    stream.set_nonblocking(true)?;
+    let mut buffers = vec![[0; 1 << 16]; quinn_udp::BATCH_SIZE];
+    let (mut bytes, mut first, mut last, mut is_over) = (0, None, Instant::now(), false);
+    loop {
+        let mut slices: Vec<_> = buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+        let mut arrived = [RecvMeta::default(); quinn_udp::BATCH_SIZE];
+        let messages = at_once(state.recv(socket.into(), &mut slices, &mut arrived))?;
+        if messages > 0 {
+            last = Instant::now();
+            first.get_or_insert(last);
+            bytes += arrived[..messages]
+                .iter()
+                .map(|message| message.len as u64)
+                .sum::<u64>();
+            at_once(socket.send(&bytes.to_be_bytes()))?;
+        } else if is_over {
+            break;
+        } else {
+            is_over = at_once(stream.read(&mut [0]))? > 0;
+        }
+    }
+    stream.set_nonblocking(false)?;
+    let elapsed = first.map_or(Duration::ZERO, |first| last - first);
+    Ok(bytes as f64 / f64::from(1 << 20) / elapsed.as_secs_f64())
 }
 
 fn connect(host: &str, port: u16) -> std::io::Result<()> {

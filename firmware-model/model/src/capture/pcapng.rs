@@ -247,8 +247,8 @@ struct Ip {
     protocol: u8,
 }
 
-/// Puts the IP header of a packet that carries `carried` bytes into `packet`; returns the sum of the
-/// addresses, which the checksum of the protocol covers, too.
+/// Puts the IP header of a packet that carries `carried` bytes into `packet`; returns the sum of
+/// the addresses, which the checksum of the protocol covers, too.
 fn ip_header(packet: &mut Vec<u8>, ip: &Ip, carried: u16) -> u16 {
     let Ip { class, protocol, .. } = *ip;
     match ip.ends {
