@@ -174,7 +174,7 @@ fn shown(devices: &[DeviceConfig]) -> Finding {
 /// The kind of device that programs see, and the wire.
 pub(crate) fn identity(config: &Config) -> &'static str {
     match config.identity {
-        Identity::Roce if config.wire == Wire::Roce => "a RoCE v2 NIC; the wire of RC queue pairs is RoCE v2",
+        Identity::Roce if config.wire == Wire::Roce => "a RoCE v2 NIC; the wire is RoCE v2",
         Identity::Iwarp => "an iWARP RNIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
         Identity::Roce => "a RoCE v2 NIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
     }

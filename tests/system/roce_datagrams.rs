@@ -53,7 +53,7 @@ fn perftest_finds_queue_pairs_by_the_connection_manager() {
 
 /// Runs `udaddy` between two hosts, or on one.
 #[track_caller]
-fn udaddy_succeeds(hosts: [&Netns; 2], program: &Program, server: &str, client: &str) {
+pub(crate) fn udaddy_succeeds(hosts: [&Netns; 2], program: &Program, server: &str, client: &str) {
     let server = hosts[0].program(program.clone().line(server)).spawn();
     hosts[0].has_udp_sockets(UDADDY_PORT, 1);
     let client = hosts[1].program(program.clone().line(client)).run_for(LIMIT);

@@ -1,5 +1,5 @@
-//! `--wire roce`: queue pairs of kind RC that speak RoCE v2 over UDP port 4791. A host has the port
-//! once, hence two hosts.
+//! `--wire roce`: queue pairs that speak RoCE v2 over UDP port 4791. A host has the port once,
+//! hence two hosts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,6 +16,7 @@ use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 use urnic_tests::{Pair, or_skip};
 
 use crate::roce::{LIMIT, roce};
+use crate::roce_datagrams::udaddy_succeeds;
 
 /// The address of the first host.
 const SERVER: &str = "10.77.0.1";
@@ -106,6 +107,82 @@ fn perftest_latencies() {
         "ib_send_lat -I 64 -s 64 -n 500",
     ] {
         between(&netns, &format!("{line} -F -x 3")).succeeds();
+    }
+}
+
+/// Few enough packets that none is dropped: perftest would wait for it.
+#[test]
+fn unreliable_connections() {
+    or_skip!(installed("ibv_uc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    for line in [
+        "ibv_uc_pingpong -g 3 -c -n 500",
+        "ibv_uc_pingpong -g 3 -c -e -n 200",
+        "ibv_uc_pingpong -g 3 -c -n 50 -s 100000 -m 256",
+        "ibv_uc_pingpong -g 5 -c -n 200",
+        "ib_send_bw -c UC -F -x 3 -n 100",
+        "ib_send_lat -c UC -F -x 3 -n 200",
+        "ib_write_bw -c UC -F -x 3 -n 100",
+        "ib_write_lat -c UC -F -x 3 -n 200",
+    ] {
+        between(&netns, line).succeeds();
+    }
+}
+
+#[test]
+fn datagrams_by_the_port_of_all_queue_pairs() {
+    or_skip!(installed("ibv_ud_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    for line in [
+        "ibv_ud_pingpong -g 3 -c -n 500",
+        "ibv_ud_pingpong -g 3 -c -e -n 200 -s 1000",
+        "ibv_ud_pingpong -g 5 -c -n 200",
+        "ib_send_bw -c UD -F -x 3 -n 100 -s 1000",
+        "ib_send_bw -c UD -F -x 3 -n 100 -s 100 -q 4",
+        "ib_send_lat -c UD -F -x 3 -n 200",
+    ] {
+        between(&netns, line).succeeds();
+    }
+}
+
+#[test]
+fn rdma_cm_looks_queue_pairs_up_by_queue_pair_1() {
+    or_skip!(installed("udaddy"));
+    let [host, peer] = or_skip!(Netns::pair());
+    let udaddy = on_wire("udaddy");
+    for options in ["", "-c 100", "-C 100 -S 1000 -c 3"] {
+        udaddy_succeeds(
+            [&host, &peer],
+            &udaddy,
+            options,
+            &format!("-s {SERVER} {options}"),
+        );
+    }
+    udaddy_succeeds([&host, &peer], &udaddy, "-f ipv6 -b ::", "-f ipv6 -s fd77::1");
+    let bound = format!("-s {SERVER} -b 10.77.0.2");
+    udaddy_succeeds([&host, &peer], &udaddy, &format!("-b {SERVER}"), &bound);
+}
+
+#[test]
+fn datagrams_to_a_group() {
+    or_skip!(installed("mckey"));
+    let [host, peer] = or_skip!(Netns::pair());
+    for (group, at) in [
+        ("239.0.1.1", ["10.77.0.1", "10.77.0.2"]),
+        ("ff05::114", ["fd77::1", "fd77::2"]),
+    ] {
+        let end = |at: &str, options: &str| on_wire("mckey").line(&format!("-m {group} -b {at} {options}"));
+        let receiver = host.program(end(at[0], "-C 20")).spawn();
+        let groups = || {
+            host.program(Program::new("ip").line("maddr show"))
+                .run()
+                .success()
+        };
+        until(TIME_LIMIT, || groups().contains(group).then_some(()));
+        let sender = peer.program(end(at[1], "-s -C 20")).run_for(LIMIT);
+        sender.success();
+        let said = receiver.wait_for(LIMIT).success();
+        assert!(said.contains("data transfers complete"), "{said}");
     }
 }
 

@@ -15,6 +15,8 @@ use urnic_tests::skip::installed;
 use urnic_tests::wait::{free_port, until};
 use urnic_tests::{compiled, or_skip};
 
+use crate::roce_datagrams::UDADDY_PORT;
+
 /// rxe computes its checksums by the kernel's `crc32`.
 const DEVICE: &str = "modprobe -a rdma_rxe crc32_generic && rdma link add rxe0 type rxe netdev eth1";
 
@@ -177,6 +179,61 @@ fn perftest_between_rxe_and_urnic() {
     }
 }
 
+#[test]
+fn rxe_and_urnic_exchange_datagrams_and_unreliable_messages() {
+    or_skip!(installed("ibv_ud_pingpong"));
+    let rxe = or_skip!(Rxe::borrowed());
+    for server in BOTH {
+        for command in [
+            "ibv_ud_pingpong -c -n 100",
+            "ibv_ud_pingpong -c -n 100 -s 1000 -e",
+            "ibv_uc_pingpong -c -n 100",
+            "ibv_uc_pingpong -c -n 50 -s 5000 -e",
+        ] {
+            for printed in rxe.both(server, command, &[]) {
+                assert!(printed.contains("iters in"), "{command}:\n{printed}");
+            }
+        }
+        for command in [
+            "ib_send_bw -c UD -n 50 -s 1000",
+            "ib_send_lat -c UD -n 50 -s 1000",
+            "ib_send_bw -c UC -n 20 -s 4000",
+            "ib_send_lat -c UC -n 50 -s 1000",
+            "ib_write_bw -c UC -n 20 -s 4000",
+            "ib_write_lat -c UC -n 50 -s 1000",
+        ] {
+            rxe.both(server, command, &[]);
+        }
+    }
+}
+
+/// rdma_cm looks up queue pairs of kind UD by messages between queue pairs 1.
+#[test]
+fn rxe_and_urnic_answer_each_others_lookups() {
+    or_skip!(installed("udaddy"));
+    let rxe = or_skip!(Rxe::borrowed());
+    let ours = |options: &str| {
+        let program = Program::new("udaddy").line(options);
+        rxe.0
+            .netns()
+            .program(program.env("URNIC_IDENTITY", "roce").env("URNIC_WIRE", "roce"))
+    };
+    let theirs = |options: &str| format!("timeout {SECONDS} udaddy {options}");
+    let server = ours("").spawn();
+    rxe.0.netns().has_udp_sockets(UDADDY_PORT, 1);
+    let client = rxe.0.start(&theirs(&format!("-s {LINK_HOST}")));
+    client.success();
+    server.wait_for(LIMIT).success();
+
+    let server = rxe.0.start(&theirs(""));
+    let listens = format!(
+        "timeout {SECONDS} sh -c 'until rdma res show cm_id | grep -q {UDADDY_PORT}; do sleep 0.1; done'"
+    );
+    rxe.0.start(&listens).success();
+    ours(&format!("-s {LINK_GUEST}")).run_for(LIMIT).success();
+    server.success();
+}
+
 /// Sends, Writes and Reads of which every byte is compared.
 const TRANSFERS: [&str; 3] = [
     "/tmp/transfer -o send -b 4000000 -c 100003 -t 16",
@@ -260,6 +317,9 @@ fn tshark_reads_the_packets_of_rxe_and_urnic() {
             ("ib_read_bw -n 20 -s 4000", &[12, 13, 14, 15]),
             ("ib_atomic_bw -n 20 -A CMP_AND_SWAP", &[18, 19]),
             ("ib_atomic_bw -n 20 -A FETCH_AND_ADD", &[18, 20]),
+            ("ibv_uc_pingpong -n 20 -s 5000", &[32, 33, 34]),
+            ("ib_write_bw -c UC -n 20 -s 4000", &[38, 39, 40]),
+            ("ibv_ud_pingpong -n 20 -s 1000", &[100]),
         ] {
             let file = folder.file("wire.pcapng");
             let _ = std::fs::remove_file(&file);

@@ -232,8 +232,8 @@ pub const OPTIONS: &[Opt] = &[
     Opt {
         key: "wire",
         takes: "iwarp or roce",
-        help: "The protocol of connected queue pairs of kind RC with identity=roce: iWARP, or RoCE v2 over UDP port 4791, which rdma_rxe of \
-               Linux and adapters speak.",
+        help: "The protocol of queue pairs with identity=roce: iWARP, and datagrams over a UDP port each; or RoCE v2 over UDP port 4791, which \
+               rdma_rxe of Linux and adapters speak.",
         set: |c, text| Wire::named(text).map(|v| c.wire = v),
         show: |c| c.wire.name().to_owned(),
     },

@@ -184,7 +184,7 @@ choice! {
 }
 
 choice! {
-    /// The protocol of connected queue pairs of kind RC.
+    /// The protocol of queue pairs.
     Wire {
         /// iWARP.
         #[default]

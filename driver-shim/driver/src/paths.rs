@@ -8,7 +8,6 @@ use urnic_cm::qp_attr::QpAttr;
 use urnic_config::Wire;
 use urnic_device::command::{Opcode, create_qp, features};
 use urnic_device::stream::{Path, Retries};
-use urnic_device::vocabulary::QpKind;
 
 use crate::driver::{Driver, Qp};
 use crate::refusal::{Reason, Refusal};
@@ -17,20 +16,24 @@ use crate::refusal::{Reason, Refusal};
 const MTU_256: u32 = 128;
 
 impl Driver {
-    /// The rule of a new queue pair ([`create_qp::ROCE`]), if it speaks RoCE v2.
-    pub(crate) fn wire_rule(&self, kind: QpKind) -> u32 {
-        let has_roce = self.attributes().features & features::ROCE != 0;
-        let is_wanted = self.identity().is_roce() && self.config().wire == Wire::Roce;
-        match kind == QpKind::ReliableConnected && is_wanted && has_roce {
+    /// The rule of new queue pairs ([`create_qp::ROCE`]), if they speak RoCE v2.
+    pub(crate) fn wire_rule(&self) -> u32 {
+        match self.speaks_roce() {
             true => create_qp::ROCE,
             false => 0,
         }
     }
 
+    /// Whether the wire is that of RoCE v2.
+    pub(crate) fn speaks_roce(&self) -> bool {
+        let has_roce = self.attributes().features & features::ROCE != 0;
+        self.identity().is_roce() && self.config().wire == Wire::Roce && has_roce
+    }
+
     /// The refusal of a queue pair that the device could not create for this reason.
-    pub(crate) fn wire_refusal(&self, kind: QpKind, errno: Errno) -> Refusal {
+    pub(crate) fn wire_refusal(&self, errno: Errno) -> Refusal {
         match errno {
-            Errno::ADDRINUSE if self.wire_rule(kind) != 0 => {
+            Errno::ADDRINUSE if self.speaks_roce() => {
                 Reason::Rule("another process, rdma_rxe or an adapter has UDP port 4791 (wire=roce)")
                     .with(errno)
             }

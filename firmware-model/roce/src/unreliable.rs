@@ -62,6 +62,12 @@ impl Sender {
         }
     }
 
+    /// Drops the messages that are not sent. The peer drops one of which packets were sent.
+    pub fn flush(&mut self) {
+        self.messages.clear();
+        self.index = 0;
+    }
+
     /// The next packet to send. With the last packet of a message, the message is complete.
     pub fn transmit(&mut self) -> Option<Packet> {
         let &(message, packets) = self.messages.front()?;

@@ -347,7 +347,8 @@ layouts! {
         rq_log_stride: U32,
         /// [`QpKind`](crate::vocabulary::QpKind).
         kind: U32,
-        /// The UDP port of a queue pair of kind UD, which the queue pair owns from now on; else 0.
+        /// The UDP port of a queue pair of kind UD without the rule
+        /// [`ROCE`](create_qp::ROCE), which the queue pair owns from now on; else 0.
         /// The low 24 bits of `label` are the number of such a queue pair on the wire.
         datagrams: U32,
         /// Rules of the queue pair: see [`create_qp`].

@@ -490,9 +490,9 @@ impl Engine {
         }
     }
 
-    /// The id at the port of a request that has the requested service.
+    /// The id that has the requested service, at the port of the request if there is one: the port
+    /// may be common to all services.
     pub(super) fn asked_id(&self, inquiry: &Inquiry) -> Option<u32> {
-        let place = self.place_of(inquiry.port)?;
         let is_asked = |handle: &&u32| {
             let Some((id, local)) = self.ids.get(handle).and_then(|id| Some((id, id.local?))) else {
                 return false;
@@ -504,7 +504,11 @@ impl Engine {
             let is_at = own.is_unspecified() || own == at || (own.is_loopback() && at.is_loopback());
             service_id(id.port_space, local.port()) == inquiry.request.service_id && is_at && !excluded
         };
-        place.holders.iter().find(is_asked).copied()
+        let at_port = self.place_of(inquiry.port).into_iter();
+        let mut holders = at_port
+            .chain(self.datagrams.places.values())
+            .flat_map(|place| &place.holders);
+        holders.find(is_asked).copied()
     }
 
     /// The bound port with this number.

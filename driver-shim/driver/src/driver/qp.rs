@@ -151,13 +151,13 @@ impl Driver {
             .commands
             .call(Opcode::CreateQp, &arguments)
             .inspect_err(|_| self.give_number_back(&number))
-            .map_err(|errno| self.wire_refusal(init.kind, errno))?;
+            .map_err(|errno| self.wire_refusal(errno))?;
         let qp = Arc::new(Qp {
             driver: self.clone(),
             qid: handle.id.get(),
             qpn: number.qpn,
             kind: init.kind,
-            speaks_roce: self.wire_rule(init.kind) != 0,
+            speaks_roce: self.speaks_roce(),
             max_mtu: init.max_datagram,
             pd: init.pd.id,
             uar: init.context.uar(),
@@ -196,7 +196,7 @@ impl Driver {
             (init.blocks_own_multicast, create_qp::BLOCK_OWN_MULTICAST),
         ];
         let given = rules.into_iter().filter(|(given, _)| *given);
-        given.fold(self.wire_rule(init.kind), |rules, (_, rule)| rules | rule)
+        given.fold(self.wire_rule(), |rules, (_, rule)| rules | rule)
     }
 }
 
@@ -558,7 +558,8 @@ impl Qp {
         let _changes = self.attr.lock();
         self.driver.native_retire(self.qpn, false);
         self.driver.commands.destroy(Opcode::DestroyQp, self.qid)?;
-        if self.kind != QpKind::UnreliableDatagram {
+        // The device has closed the port of any other.
+        if self.kind != QpKind::UnreliableDatagram || self.speaks_roce {
             self.driver.native_remove(self.qpn);
         }
         self.driver.remove_qp(self);

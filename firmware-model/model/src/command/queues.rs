@@ -3,7 +3,7 @@
 
 use super::Job;
 use super::answer::{Answer, Check as _, Refused, argument, count, done, handle, ok};
-use crate::datagram::DatagramParams;
+use crate::datagram::{DatagramParams, Ports as DatagramPorts};
 use crate::events::{Effects, EventQueue};
 use crate::host::Record;
 use crate::memory::DomainUse;
@@ -13,7 +13,7 @@ use crate::runtime::streaming::status;
 use crate::runtime::{Core, PageUser, Uar};
 use crate::schedule::{Interest, Token};
 use crate::stream::Ends;
-use crate::stream::datagram::MAX_PAYLOAD;
+use crate::stream::datagram::{DatagramSocket, MAX_PAYLOAD};
 use crate::stream::roce_port::RocePort;
 use crate::transport::{Identity, QpChange, QpQueues};
 use rustix::fd::BorrowedFd;
@@ -327,7 +327,6 @@ impl Job<'_> {
         let kind = kind.of(argument!(CreateQp.kind))?;
         let rules = parse_rules(arguments.rules.get());
         let [infiniband, blocks_own_multicast, is_roce] = rules.of(argument!(CreateQp.rules))?;
-        (!is_roce || kind == QpKind::ReliableConnected).of(argument!(CreateQp.rules))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
         let send_cq = core.cqs.find(arguments.send_cq.get());
@@ -366,13 +365,15 @@ impl Job<'_> {
                     })
                 }
                 QpKind::UnreliableDatagram => {
-                    let port = core.ports.take(arguments.datagrams.get());
                     let params = DatagramParams {
                         sq: sq.of_datagrams(),
                         send_cq,
                         rq,
                         recv_cq,
-                        sockets: port.ok_or(Status::InvalidHandle)?,
+                        ports: match is_roce {
+                            true => DatagramPorts::Shared(self.roce_port(label, qid)?),
+                            false => DatagramPorts::Own(self.own_ports(&arguments)?),
+                        },
                         max_payload: match arguments.max_datagram.get() as usize {
                             0 => MAX_PAYLOAD,
                             max => max.min(MAX_PAYLOAD),
@@ -396,6 +397,12 @@ impl Job<'_> {
             enter(&srq.users);
         }
         queue_handle(qp.id, self.core.enter_page(&page, PageUser::Qp(qp.id)))
+    }
+
+    /// The UDP port that the arguments name.
+    fn own_ports(&self, arguments: &CreateQp) -> Result<Vec<Box<dyn DatagramSocket>>, Status> {
+        let sockets = self.core.ports.take(arguments.datagrams.get());
+        sockets.ok_or(Status::InvalidHandle)
     }
 
     /// The port of RoCE v2, for the queue pair with this number on the wire.

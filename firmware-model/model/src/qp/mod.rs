@@ -120,7 +120,7 @@ impl Qp {
         qp
     }
 
-    /// A queue pair of kind RC that speaks RoCE v2.
+    /// A queue pair of kind RC or UC that speaks RoCE v2.
     pub(crate) fn of_roce(
         identity: Identity,
         queues: QpQueues,
@@ -129,7 +129,7 @@ impl Qp {
         srq: Option<Arc<SharedReceiveQueue>>,
     ) -> Qp {
         let cqs = (queues.send_cq.clone(), queues.recv_cq.clone());
-        let engine = Box::new(roce::Engine::new(queues, port));
+        let engine = Box::new(roce::Engine::new(queues, port, identity.unreliable));
         let qp = Qp::with(identity, cqs, Service::Roce(engine), uar, srq);
         qp.readable.store(true, Ordering::Relaxed);
         qp

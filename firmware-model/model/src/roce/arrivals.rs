@@ -1,5 +1,6 @@
 //! The peer's requests: Sends fill receives, Writes, Reads and atomic operations access memory.
 
+use super::machines::{Dropping, Taking};
 use crate::counters::Counter;
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::{CompletionQueue, Overflow, ReceiveSource, RecvWqe};
@@ -14,13 +15,14 @@ use urnic_roce::responder::{
     Arrival, Attributes, End, Execution, Fault, Packet, Place, Placement, ReadCheck, Refusal, Responder,
     Step, Target,
 };
-use urnic_wire::roce::{Request, Reth};
+use urnic_roce::unreliable::Receiver;
+use urnic_wire::roce::{Psn, Request, Reth, Transfer};
 
 /// The responder of a queue pair.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     /// Present once the queue pair was in the state RTR.
-    machine: Option<Responder>,
+    machine: Option<Taking>,
     pub(super) receives: Receives,
     /// The remote rights of the queue pair.
     pub(super) access: Access,
@@ -36,26 +38,35 @@ impl Arrivals {
                 wqe: RecvWqe::default(),
                 is_taken: false,
                 cursor: Cursor::default(),
+                drops_long: false,
+                is_broken: false,
             },
             access: Access::empty(),
         }
     }
 
-    pub(super) fn begin(&mut self, attributes: Attributes) {
-        self.machine = Some(Responder::new(attributes));
+    pub(super) fn begin(&mut self, attributes: Attributes, is_unreliable: bool) {
+        self.receives.drops_long = is_unreliable;
+        self.machine = Some(match is_unreliable {
+            true => {
+                let receiver = Receiver::new(attributes.mtu, attributes.first_psn);
+                Taking::Unreliable(Box::new(receiver), Dropping::default())
+            }
+            false => Taking::Reliable(Box::new(Responder::new(attributes))),
+        });
     }
 
     pub(super) fn reset(&mut self) {
         self.machine = None;
         self.receives.rq = self.receives.rq.anew();
-        self.receives.is_taken = false;
+        (self.receives.is_taken, self.receives.is_broken) = (false, false);
         self.access = Access::empty();
     }
 
     /// Takes a request, and executes it if it is the next one.
     pub(super) fn request(&mut self, arrival: &Arrival, solicited: bool, payload: &[u8], env: &mut Env<'_>) {
-        let Some(machine) = &mut self.machine else {
-            return;
+        let Some(Taking::Reliable(machine)) = &mut self.machine else {
+            return env.counters.add(Counter::RxDatagramErrors, 1);
         };
         match machine.receive(arrival) {
             Step::Ignored => {}
@@ -68,9 +79,41 @@ impl Arrivals {
         }
     }
 
+    /// Takes a packet of an unreliable connection.
+    pub(super) fn unreliable(
+        &mut self,
+        psn: Psn,
+        transfer: Transfer,
+        (payload, solicited): (&[u8], bool),
+        env: &mut Env<'_>,
+    ) {
+        let Some(Taking::Unreliable(machine, dropping)) = &mut self.machine else {
+            return env.counters.add(Counter::RxDatagramErrors, 1);
+        };
+        let mut drops = u64::from(dropping.lost(&transfer));
+        match machine.receive(psn, transfer, payload.len()) {
+            None => drops += u64::from(dropping.dropped()),
+            Some(placement) => {
+                let place = *placement.place();
+                let bytes = Bytes { payload, solicited };
+                match put(&place, &mut self.receives, self.access, bytes, env) {
+                    Ok(()) => {
+                        placement.done();
+                        dropping.placed(place.end.is_some());
+                        end(&place, &mut self.receives, solicited, env);
+                    }
+                    // The memory of the receive is the program's fault.
+                    Err(Refusal::Operation) => self.receives.is_broken = true,
+                    Err(_) => drops += u64::from(dropping.dropped()),
+                }
+            }
+        }
+        env.counters.add(Counter::RxMessageDrops, drops);
+    }
+
     /// The next packet to send.
     pub(super) fn transmit(&mut self) -> Option<Packet> {
-        self.machine.as_mut()?.transmit()
+        self.machine.as_mut()?.reliable()?.transmit()
     }
 
     /// Copies the payload of a Read's response into `payload`. If the memory cannot be read any
@@ -82,7 +125,7 @@ impl Arrivals {
         // Each packet is checked: the key may have been revoked since.
         let read = window(&packet.data, Need::RemoteRead, self.access, env)
             .is_some_and(|window| window.copy_out(0, payload).is_ok());
-        if !read && let Some(machine) = &mut self.machine {
+        if !read && let Some(machine) = self.machine.as_mut().and_then(Taking::reliable) {
             machine.refuse(packet, Fault::Access);
         }
         read
@@ -90,14 +133,20 @@ impl Arrivals {
 
     /// Why the queue pair must end, if it must.
     pub(super) fn fault(&self) -> Option<QpFault> {
-        let fault = self.machine.as_ref()?.fault()?;
+        let fault = match self.machine.as_ref()? {
+            Taking::Reliable(machine) => machine.fault()?,
+            Taking::Unreliable(..) => return self.receives.is_broken.then_some(QpFault::LocalWork),
+        };
         tracing::debug!(?fault, "a request of the peer ends the queue pair");
         Some(QpFault::TerminateSent)
     }
 
     /// Whether the peer has not been sent all that it is to get.
     pub(super) fn has_packets(&self) -> bool {
-        self.machine.as_ref().is_some_and(Responder::has_packets)
+        match &self.machine {
+            Some(Taking::Reliable(machine)) => machine.has_packets(),
+            Some(Taking::Unreliable(..)) | None => false,
+        }
     }
 
     /// Completes the receives in error, in order.
@@ -124,6 +173,10 @@ pub(super) struct Receives {
     /// The receive is taken and not complete.
     is_taken: bool,
     cursor: Cursor,
+    /// A message that is too long is dropped, and the receive waits for another one: kind UC.
+    drops_long: bool,
+    /// A receive could not be filled, in a queue pair of kind UC.
+    is_broken: bool,
 }
 
 impl Receives {
@@ -144,7 +197,14 @@ impl Receives {
 
     /// Places the payload of a Send.
     fn place(&mut self, offset: u32, payload: &[u8], env: &mut Env<'_>) -> Result<(), Refusal> {
+        // The receive may be one that a dropped message has left.
+        if offset == 0 {
+            self.cursor = Cursor::default();
+        }
         if self.wqe.room() < u64::from(offset) + payload.len() as u64 {
+            if self.drops_long {
+                return Err(Refusal::Invalid);
+            }
             return self.complete_in_error(WcStatus::LocLenErr, Refusal::Invalid, env);
         }
         let sges = self.wqe.sges();
@@ -220,24 +280,38 @@ fn place(
     env: &mut Env<'_>,
 ) {
     let place = *placement.place();
-    let placed = match place.takes_receive {
-        true => receives.take(env),
-        false => Ok(()),
-    };
-    let placed = placed.and_then(|()| place_bytes(&place, receives, access, bytes.payload, env));
-    let placed = placed.and_then(|()| match place.end.and_then(|end| end.invalidated) {
-        Some(rkey) => invalidate(rkey, receives, env),
-        None => Ok(()),
-    });
-    match placed {
+    match put(&place, receives, access, bytes, env) {
         Ok(()) => placement.done(),
         Err(refusal) => return placement.refuse(refusal),
     }
+    end(&place, receives, bytes.solicited, env);
+}
+
+/// Takes a receive for a packet if it needs one, and places the payload.
+fn put(
+    place: &Place,
+    receives: &mut Receives,
+    access: Access,
+    bytes: Bytes<'_>,
+    env: &mut Env<'_>,
+) -> Result<(), Refusal> {
+    if place.takes_receive {
+        receives.take(env)?;
+    }
+    place_bytes(place, receives, access, bytes.payload, env)?;
+    match place.end.and_then(|end| end.invalidated) {
+        Some(rkey) => invalidate(rkey, receives, env),
+        None => Ok(()),
+    }
+}
+
+/// Completes the message if it ends with the packet.
+fn end(place: &Place, receives: &mut Receives, solicited: bool, env: &mut Env<'_>) {
     if let Some(end) = place.end {
         env.counters.add(Counter::RxMessages, 1);
         let is_write = matches!(place.target, Target::Memory { .. });
         if end.completes_receive {
-            receives.complete(&end, is_write, bytes.solicited, env);
+            receives.complete(&end, is_write, solicited, env);
         } else if end.length > 0 {
             env.counters.add(Counter::RxOneSided, 1);
         }

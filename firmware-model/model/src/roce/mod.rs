@@ -1,14 +1,16 @@
-//! Queue pairs of kind RC that speak RoCE v2 on the wire (InfiniBand Architecture Specification
-//! vol. 1, §9.7, and annex A17), as adapters and Linux's rdma_rxe do.
+//! Queue pairs of kind RC and UC that speak RoCE v2 on the wire (InfiniBand Architecture
+//! Specification vol. 1, §9.7, §9.8.2, and annex A17), as adapters and Linux's rdma_rxe do.
 //!
 //! The protocol is in the crate [`urnic_roce`], which touches no byte of a message. An [`Engine`]
 //! connects it to the queue pair: [`requests`] takes work requests from the send queue,
 //! [`arrivals`] fills receives and accesses memory for the peer, and [`packets`] makes packets and
-//! takes them apart. As with [`rdmap`](crate::rdmap), its owner serialises the calls.
+//! takes them apart. [`machines`] has what differs between the kinds. As with
+//! [`rdmap`](crate::rdmap), its owner serialises the calls.
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod arrivals;
+mod machines;
 mod packets;
 mod path;
 mod requests;
@@ -31,10 +33,12 @@ use urnic_device::vocabulary::{QpState, WcStatus};
 use urnic_roce::message::Mtu;
 use urnic_roce::{requester, responder};
 
-/// One queue pair of kind RC.
+/// One queue pair of kind RC or UC.
 #[derive(Debug)]
 pub(crate) struct Engine {
     state: QpState,
+    /// Kind UC.
+    is_unreliable: bool,
     requests: Requests,
     arrivals: Arrivals,
     packets: Packets,
@@ -42,9 +46,10 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// An engine in the reset state, which sends and receives by `port`.
-    pub(crate) fn new(queues: QpQueues, port: RocePort) -> Engine {
+    pub(crate) fn new(queues: QpQueues, port: RocePort, is_unreliable: bool) -> Engine {
         Engine {
             state: QpState::Reset,
+            is_unreliable,
             requests: Requests::new(queues.sq, queues.send_cq),
             arrivals: Arrivals::new(queues.rq, queues.recv_cq),
             packets: Packets::new(port),
@@ -98,7 +103,7 @@ impl Engine {
         match self.state {
             QpState::Init => {
                 self.packets.connect(path);
-                self.arrivals.begin(attributes);
+                self.arrivals.begin(attributes, self.is_unreliable);
                 Ok(())
             }
             _ => Err(WrongState),
@@ -112,7 +117,7 @@ impl Engine {
     ) -> Result<(), WrongState> {
         match (self.state, self.packets.mtu()) {
             (QpState::Rtr, Some(mtu)) => {
-                self.requests.begin(attributes(mtu));
+                self.requests.begin(attributes(mtu), self.is_unreliable);
                 Ok(())
             }
             _ => Err(WrongState),
@@ -129,10 +134,11 @@ impl Engine {
 
     /// Changes attributes, then the state.
     pub(crate) fn modify(&mut self, change: &QpChange, env: &mut Env<'_>) -> Result<(), WrongState> {
-        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
         if let Some(to) = change.state {
             let allowed = match (self.state, to) {
                 (_, Err) | (Reset, Init) | (Init, Rtr) | (Rtr | Sqd, Rts) | (Rts, Sqd) => true,
+                (Sqe, Rts) => self.is_unreliable,
                 (from, to) => from == to && matches!(to, Init | Rts),
             };
             if !allowed {
@@ -159,6 +165,10 @@ impl Engine {
             self.flush(env);
             return TxOutcome::Idle;
         }
+        if self.state == QpState::Sqe {
+            self.stop_sends(env);
+            return TxOutcome::Idle;
+        }
         self.requests.take(self.state, env);
         let outcome = self.packets.transmit(&mut self.requests, &mut self.arrivals, env);
         self.settle(env);
@@ -177,7 +187,10 @@ impl Engine {
     }
 
     fn is_open(&self) -> bool {
-        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+        matches!(
+            self.state,
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+        )
     }
 
     fn take_in(&mut self, env: &mut Env<'_>) -> RxOutcome {
@@ -206,6 +219,7 @@ impl Engine {
         let flushed = self.arrivals.receives.cq.flush(env);
         match (completed, flushed) {
             (Ok(_), Err(Overflow)) | (Err(Overflow), _) => self.fail(QpFault::CqOverflow, env),
+            (Ok(Some(_)), Ok(())) if self.is_unreliable => self.stop_sends(env),
             (Ok(Some(status)), Ok(())) => self.fail(fault_of(status), env),
             (Ok(None), Ok(())) => {
                 // The peer gets the reason first.
@@ -215,6 +229,15 @@ impl Engine {
                     self.fail(fault, env);
                 }
             }
+        }
+    }
+
+    /// Stops the send queue of kind UC after an error (state SQE): sends are flushed, and receives
+    /// continue.
+    fn stop_sends(&mut self, env: &mut Env<'_>) {
+        self.state = QpState::Sqe;
+        if let Err(Overflow) = self.requests.flush(env) {
+            self.fail(QpFault::CqOverflow, env);
         }
     }
 

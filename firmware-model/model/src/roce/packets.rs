@@ -8,7 +8,7 @@ use crate::events::Requests as Work;
 use crate::llp::buffers::Buffer;
 use crate::stream;
 use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM, SEGMENTS_ROOM};
-use crate::stream::roce_port::RocePort;
+use crate::stream::roce_port::{RocePort, Sources};
 use crate::transport::{Env, RxOutcome, TxOutcome};
 use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
 use rustix::fd::BorrowedFd;
@@ -35,7 +35,7 @@ pub(super) struct Packets {
 }
 
 impl Packets {
-    pub(super) fn new(mut port: RocePort) -> Packets {
+    pub(super) fn new(port: RocePort) -> Packets {
         Packets {
             divides: port.sender().divides(),
             port: Some(port),
@@ -49,7 +49,7 @@ impl Packets {
     pub(super) fn connect(&mut self, path: Path) {
         self.path = Some(path);
         if let Some(port) = &mut self.port {
-            port.connect(Some((path.destination, path.source)));
+            port.keep_from(Sources::Peer(path.destination, path.source));
         }
     }
 
@@ -76,7 +76,7 @@ impl Packets {
         self.outgoing.clear();
         self.buffer = None;
         if let Some(port) = &mut self.port {
-            port.connect(None);
+            port.keep_from(Sources::None);
         }
     }
 
@@ -140,10 +140,9 @@ impl Packets {
                 }
                 None => match requests.transmit(env.now.get()) {
                     Some(packet) => {
-                        let mut header = Header::new(path.qpn, packet.psn, Body::Request(packet.request));
-                        (header.solicited, header.ack_request) = (packet.solicited, packet.ack_request);
+                        let (_, _, len) = packet.payload();
                         let gather = |payload: &mut [u8]| requests.gather(&packet, payload, env);
-                        emit(&header, packet.length as usize, room, gather)
+                        emit(&packet.header(path.qpn), len as usize, room, gather)
                     }
                     None => break,
                 },
@@ -191,7 +190,7 @@ impl Packets {
         let mut blocked = false;
         while let Some(run) = self.outgoing.get(sent..).filter(|run| !run.is_empty()) {
             let taken = match (&mut self.port, &self.buffer) {
-                (Some(port), Some(buffer)) => port.sender().send(&**buffer, run),
+                (Some(port), Some(buffer)) => port.sender_mut().send(&**buffer, run),
                 _ => Err(Errno::NETUNREACH),
             };
             env.counters.add(Counter::TxCalls, 1);
@@ -252,7 +251,10 @@ impl Packets {
                 }
                 Body::Response(response) => requests.receive(header.psn, &response, payload, env),
                 Body::CongestionNotification => requests.congestion_notified(),
-                Body::Unreliable(_) | Body::Datagram(..) => {
+                Body::Unreliable(transfer) => {
+                    arrivals.unreliable(header.psn, transfer, (payload, header.solicited), env);
+                }
+                Body::Datagram(..) => {
                     env.counters.add(Counter::RxDatagramErrors, 1);
                 }
             }

@@ -1,5 +1,6 @@
 //! Work requests: taken from the send queue, sent as messages, and completed in order.
 
+use super::machines::{Outbound, Sending};
 use crate::counters::Counter;
 use crate::memory::{InvalidateBy, Need};
 use crate::queues::{BadWqe, CompletionQueue, Overflow, SendQueue, SendWqe};
@@ -12,7 +13,8 @@ use std::sync::Arc;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{Opcode, SendFlags};
 use urnic_roce::message::{ATOMIC_LEN, Kind, MAX_MESSAGE_LEN, Message, Remote};
-use urnic_roce::requester::{Attributes, Effect, Packet, Requester, Status};
+use urnic_roce::requester::{Attributes, Effect, Requester};
+use urnic_roce::unreliable::Sender;
 use urnic_wire::roce::{Psn, Response};
 
 /// A request that was taken and is not complete.
@@ -31,7 +33,7 @@ pub(super) struct Requests {
     pub(super) sq: SendQueue,
     cq: Completions,
     /// Present once the queue pair was in the state RTS.
-    machine: Option<Requester>,
+    machine: Option<Sending>,
     /// In the order of the send queue.
     taken: VecDeque<Taken>,
     /// The number of the first of them, which is the name of its message.
@@ -52,8 +54,20 @@ impl Requests {
         }
     }
 
-    pub(super) fn begin(&mut self, attributes: Attributes) {
-        self.machine = Some(Requester::new(attributes));
+    pub(super) fn begin(&mut self, attributes: Attributes, is_unreliable: bool) {
+        self.machine = Some(match is_unreliable {
+            true => Sending::unreliable(Sender::new(
+                attributes.mtu,
+                attributes.first_psn,
+                attributes.depth,
+            )),
+            false => Sending::Reliable(Box::new(Requester::new(attributes))),
+        });
+    }
+
+    /// The machine of kind RC.
+    fn requester(&mut self) -> Option<&mut Requester> {
+        self.machine.as_mut()?.reliable()
     }
 
     pub(super) fn reset(&mut self) {
@@ -64,17 +78,17 @@ impl Requests {
     }
 
     pub(super) fn drain(&mut self, draining: bool) {
-        if let Some(machine) = &mut self.machine {
+        if let Some(machine) = self.requester() {
             machine.drain(draining);
         }
     }
 
     pub(super) fn deadline(&self) -> Option<Nanos> {
-        self.machine.as_ref()?.deadline().map(Nanos)
+        self.machine.as_ref()?.deadline()
     }
 
     pub(super) fn tick(&mut self, now: Nanos) {
-        if let Some(machine) = &mut self.machine {
+        if let Some(machine) = self.requester() {
             machine.on_timer(now.0);
         }
     }
@@ -180,28 +194,29 @@ impl Requests {
     }
 
     /// The next packet to send now.
-    pub(super) fn transmit(&mut self, now: Nanos) -> Option<Packet> {
-        self.machine.as_mut()?.transmit(now.0)
+    pub(super) fn transmit(&mut self, now: Nanos) -> Option<Outbound> {
+        self.machine.as_mut()?.transmit(now)
     }
 
     /// Copies the payload of a packet into `payload`. If the program's memory cannot be read, the
     /// request fails, and there is no packet.
-    pub(super) fn gather(&mut self, packet: &Packet, payload: &mut [u8], env: &Env<'_>) -> bool {
+    pub(super) fn gather(&mut self, packet: &Outbound, payload: &mut [u8], env: &Env<'_>) -> bool {
         let gathered = self.try_gather(packet, payload, env).is_some();
-        if !gathered && let Some(machine) = &mut self.machine {
-            machine.refuse(packet.id);
+        if let Some(machine) = &mut self.machine {
+            machine.gathered(packet, gathered);
         }
         gathered
     }
 
-    fn try_gather(&self, packet: &Packet, payload: &mut [u8], env: &Env<'_>) -> Option<()> {
-        let wqe = &self.taken_as(packet.id)?.wqe;
+    fn try_gather(&self, packet: &Outbound, payload: &mut [u8], env: &Env<'_>) -> Option<()> {
+        let (id, offset, _) = packet.payload();
+        let wqe = &self.taken_as(id)?.wqe;
         if wqe.flags.contains(SendFlags::INLINE) {
-            self.sq.inline(wqe, packet.offset as usize, payload);
+            self.sq.inline(wqe, offset as usize, payload);
             return Some(());
         }
         let list = |index| self.sq.element(wqe, index);
-        let mut cursor = Cursor::at(&list, packet.offset);
+        let mut cursor = Cursor::at(&list, offset);
         let mut rest = payload;
         while !rest.is_empty() {
             let access = cursor.access(&list, rest.len(), Need::LocalRead)?;
@@ -221,7 +236,7 @@ impl Requests {
 
     /// Takes a response, and places its payload.
     pub(super) fn receive(&mut self, psn: Psn, response: &Response, payload: &[u8], env: &Env<'_>) {
-        let Some(machine) = &mut self.machine else {
+        let Some(machine) = self.requester() else {
             return;
         };
         let effect = machine.receive(env.now.get().0, psn, response, payload.len());
@@ -244,7 +259,7 @@ impl Requests {
 
     /// A congestion notification packet has arrived.
     pub(super) fn congestion_notified(&mut self) {
-        if let Some(machine) = &mut self.machine {
+        if let Some(machine) = self.requester() {
             machine.congestion_notified();
         }
     }
@@ -268,9 +283,9 @@ impl Requests {
                 Some(Taken {
                     local: Some(status), ..
                 }) => *status,
-                Some(_) => match self.machine.as_mut().and_then(Requester::poll) {
+                Some(_) => match self.machine.as_mut().and_then(Sending::poll) {
                     None => break,
-                    Some(completion) => status_of(completion.status),
+                    Some(status) => status,
                 },
             };
             self.end_first(status, env)?;
@@ -303,12 +318,12 @@ impl Requests {
         self.cq.push(cqe, env)
     }
 
-    /// Completes everything in error, in order.
+    /// Completes everything in error, in order. Kind UC may send again after it.
     pub(super) fn flush(&mut self, env: &mut Env<'_>) -> Result<(), Overflow> {
-        if let Some(machine) = &mut self.machine {
-            machine.flush();
+        if let Some(requester) = self.requester() {
+            requester.flush();
         }
-        self.machine = None;
+        self.machine = self.machine.take().and_then(Sending::flushed);
         while !self.taken.is_empty() {
             self.end_first(WcStatus::WrFlushErr, env)?;
         }
@@ -326,20 +341,7 @@ impl Requests {
             };
             self.cq.push(env.qp.cqe(cookie, opcode, status), env)?;
         }
+        self.stopped = false;
         self.cq.flush(env)
-    }
-}
-
-fn status_of(status: Status) -> WcStatus {
-    match status {
-        Status::Success => WcStatus::Success,
-        Status::RetryExceeded => WcStatus::RetryExcErr,
-        Status::RnrRetryExceeded => WcStatus::RnrRetryExcErr,
-        Status::RemoteInvalidRequest => WcStatus::RemInvReqErr,
-        Status::RemoteAccess => WcStatus::RemAccessErr,
-        Status::RemoteOperation => WcStatus::RemOpErr,
-        Status::BadResponse => WcStatus::BadRespErr,
-        Status::Local => WcStatus::LocProtErr,
-        Status::Flushed => WcStatus::WrFlushErr,
     }
 }

@@ -20,6 +20,9 @@ pub struct DatagramOptions {
     pub reports_refused: bool,
     /// Packets to this host go by UDP, too, and not through memory.
     pub by_udp: bool,
+    /// The port receives the packets of each multicast group that any socket of the host has
+    /// joined, if it has all addresses.
+    pub all_groups: bool,
     /// Packets of any length, [`LONG_ROOM`] for each: the system sends one in fragments if it is
     /// longer than the path permits.
     pub long_packets: bool,

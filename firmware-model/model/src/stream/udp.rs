@@ -102,6 +102,9 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
     // The system may allow less.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_ROOM);
     datagrams::prepare(socket.as_fd(), ipv6)?;
+    if options.all_groups {
+        datagrams::hear_all_groups(socket.as_fd(), ipv6)?;
+    }
     if options.long_packets {
         datagrams::allow_fragments(socket.as_fd(), ipv6)?;
     }

@@ -83,6 +83,16 @@ pub(crate) fn prepare(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
     )
 }
 
+/// Makes a socket that is bound to all addresses receive the packets to all groups that some socket
+/// of the host has joined.
+pub(crate) fn hear_all_groups(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {
+    if ipv6 {
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, 1)?;
+    }
+    // Also for an IPv6 socket: it may carry IPv4.
+    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 1)
+}
+
 /// Makes a socket send a packet in fragments that is longer than the path's MTU, as far as the
 /// system knows that (`IP_PMTUDISC_WANT`).
 pub(crate) fn allow_fragments(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), Errno> {

@@ -17,6 +17,7 @@ mod own_peer;
 mod pairs;
 mod revocation;
 mod roce;
+mod roce_unreliable;
 mod runs;
 mod same_device;
 mod same_host;

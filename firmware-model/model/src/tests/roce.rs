@@ -19,7 +19,7 @@ use urnic_wire::roce::{Body, Ends, Header, MAX_TRAILER_LEN, Psn, Request, Transf
 use zerocopy::{FromZeros, IntoBytes};
 
 /// PSN of the first packet of each end: after few packets it wraps.
-const FIRST_PSN: u32 = 0xff_fffa;
+pub(super) const FIRST_PSN: u32 = 0xff_fffa;
 /// The path MTU.
 const MTU: u32 = 1024;
 /// A Send of one packet.
@@ -40,8 +40,9 @@ fn device() -> Driver {
         }],
         reach: Reach::Confined {
             host: Vec::new(),
-            allow: Network::parse(&format!("127.{}.{low}.0/24", 128 | high))
-                .into_iter()
+            allow: [format!("127.{}.{low}.0/24", 128 | high), "239.0.0.0/8".into()]
+                .iter()
+                .filter_map(|network| Network::parse(network))
                 .collect(),
         },
         ..config()
@@ -49,30 +50,35 @@ fn device() -> Driver {
 }
 
 /// A device with a queue pair.
-struct Node {
-    driver: Driver,
-    end: End,
-    qpn: u32,
+pub(super) struct Node {
+    pub(super) driver: Driver,
+    pub(super) end: End,
+    pub(super) qpn: u32,
 }
 
 impl Node {
     /// In the state INIT.
     fn new(qpn: u32) -> Node {
+        Node::of(QpKind::ReliableConnected, qpn)
+    }
+
+    /// In the state INIT, with a queue pair of this kind.
+    pub(super) fn of(kind: QpKind, qpn: u32) -> Node {
         let driver = device();
-        let end = queue_pair(&driver, qpn);
+        let end = queue_pair(&driver, kind, qpn);
         driver.modify(&end.qp, QpState::Init).unwrap();
         Node { driver, end, qpn }
     }
 
-    fn ip(&self) -> IpAddr {
+    pub(super) fn ip(&self) -> IpAddr {
         self.driver.device.core().config.addresses[0].ip
     }
 
-    fn modify(&self, state: QpState) {
+    pub(super) fn modify(&self, state: QpState) {
         self.driver.modify(&self.end.qp, state).unwrap();
     }
 
-    fn path_to(&self, peer: &Node) -> Path {
+    pub(super) fn path_to(&self, peer: &Node) -> Path {
         Path {
             remote: Endpoint::from(SocketAddr::new(peer.ip(), 0)),
             qid: self.end.qp.id.into(),
@@ -87,7 +93,7 @@ impl Node {
     }
 
     /// Retries that are never used up in a test.
-    fn retries(&self) -> Retries {
+    pub(super) fn retries(&self) -> Retries {
         Retries {
             qid: self.end.qp.id.into(),
             psn: FIRST_PSN.into(),
@@ -98,7 +104,7 @@ impl Node {
         }
     }
 
-    fn connect(&self, path: &Path) -> Result<(), Status> {
+    pub(super) fn connect(&self, path: &Path) -> Result<(), Status> {
         self.driver.command(Command::ConnectPath, path).map(drop)
     }
 
@@ -107,50 +113,50 @@ impl Node {
     }
 
     /// Connects the queue pair, which is in the state INIT.
-    fn ready(&self, peer: &Node, retries: &Retries) {
+    pub(super) fn ready(&self, peer: &Node, retries: &Retries) {
         self.connect(&self.path_to(peer)).unwrap();
         self.modify(QpState::Rtr);
         self.start(retries).unwrap();
         self.modify(QpState::Rts);
     }
 
-    fn post(&mut self, header: SendHeader, sges: &[Sge]) {
+    pub(super) fn post(&mut self, header: SendHeader, sges: &[Sge]) {
         self.end.qp.post(&self.driver, header, sges);
     }
 
-    fn post_recv(&mut self, cookie: u64, sges: &[Sge]) {
+    pub(super) fn post_recv(&mut self, cookie: u64, sges: &[Sge]) {
         self.end.qp.post_recv(&self.driver, cookie, sges);
     }
 
     /// Posts a request with these operands.
-    fn post_with(&mut self, mut header: SendHeader, operands: &[u8]) {
+    pub(super) fn post_with(&mut self, mut header: SendHeader, operands: &[u8]) {
         header.blocks = wqe::blocks(operands.len()) as u8;
         let entry = [header.as_bytes(), operands].concat();
         self.end.qp.post_raw(&self.driver, &entry, header.blocks.into());
     }
 
-    fn sge(&self, at: u64, len: u32) -> Sge {
+    pub(super) fn sge(&self, at: u64, len: u32) -> Sge {
         self.end.region.sge(at, len)
     }
 
-    fn write(&self, at: u64, bytes: &[u8]) {
+    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
         self.driver.arena.write(self.end.region.iova + at, bytes);
     }
 
-    fn read(&self, at: u64, len: usize) -> Vec<u8> {
+    pub(super) fn read(&self, at: u64, len: usize) -> Vec<u8> {
         self.driver.arena.read(self.end.region.iova + at, len)
     }
 
     /// The completion of a request. The other device runs by its own thread.
-    fn sent(&mut self) -> Cqe {
+    pub(super) fn sent(&mut self) -> Cqe {
         self.end.send_cq.await_completion(&self.driver)
     }
 
-    fn received(&mut self) -> Cqe {
+    pub(super) fn received(&mut self) -> Cqe {
         self.end.recv_cq.await_completion(&self.driver)
     }
 
-    fn counted(&self, counter: Counter) -> u64 {
+    pub(super) fn counted(&self, counter: Counter) -> u64 {
         self.driver.counter(counter)
     }
 }
@@ -164,10 +170,11 @@ fn arguments(driver: &Driver, kind: QpKind, rules: u32) -> CreateQp {
 }
 
 /// A queue pair that speaks RoCE v2, in the state RESET.
-fn queue_pair(driver: &Driver, qpn: u32) -> End {
+fn queue_pair(driver: &Driver, kind: QpKind, qpn: u32) -> End {
     let pd = driver.pd();
     let (send_cq, recv_cq) = (driver.cq(8), driver.cq(8));
     let arguments = CreateQp {
+        kind: (kind as u32).into(),
         rules: create_qp::ROCE.into(),
         label: qpn.into(),
         ..driver.qp_arguments(pd, &send_cq, &recv_cq)
@@ -203,7 +210,7 @@ fn pair_with(change: impl FnOnce(&mut Retries)) -> (Node, Node) {
     (near, far)
 }
 
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
+pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at % 251) as u8 ^ seed).collect()
 }
 
@@ -807,13 +814,12 @@ fn paths_in_the_wrong_state_are_refused() {
 }
 
 #[test]
-fn only_reliable_connections_have_paths() {
+fn only_connections_of_roce_have_paths() {
     let node = Node::new(0x11);
     let driver = &node.driver;
-    for kind in [QpKind::UnreliableConnected, QpKind::UnreliableDatagram] {
-        let refused = driver.try_qp(&arguments(driver, kind, create_qp::ROCE));
-        assert_eq!(refused.err(), Some(Status::InvalidArgument), "{kind:?}");
-    }
+    let datagrams = Node::of(QpKind::UnreliableDatagram, 0x13);
+    let path = datagrams.path_to(&node);
+    assert_eq!(datagrams.connect(&path), Err(Status::WrongState));
     // A queue pair of iWARP has none, and one of RoCE has no stream.
     let qp = driver
         .try_qp(&arguments(driver, QpKind::ReliableConnected, 0))

@@ -27,8 +27,9 @@ pub mod create_qp {
     pub const INFINIBAND: u32 = 1;
     /// Kind UD: the queue pair does not receive what it sent to a group itself.
     pub const BLOCK_OWN_MULTICAST: u32 = 2;
-    /// Kind RC: the queue pair sends and receives packets of RoCE v2, and has no stream
-    /// ([`Path`](crate::stream::Path)). With feature [`ROCE`](super::features::ROCE).
+    /// The queue pair sends and receives packets of RoCE v2 at UDP port 4791. One of kind RC or UC
+    /// has no stream ([`Path`](crate::stream::Path)), one of kind UD no UDP port of its own. With
+    /// feature [`ROCE`](super::features::ROCE).
     pub const ROCE: u32 = 4;
 }
 
@@ -78,7 +79,7 @@ pub mod features {
     pub const DATAGRAMS: u32 = 256;
     /// Streams over SCTP ([`llp::SCTP`](crate::stream::llp::SCTP)).
     pub const SCTP: u32 = 512;
-    /// Queue pairs of kind RC that send and receive packets of RoCE v2
+    /// Queue pairs that send and receive packets of RoCE v2 at UDP port 4791
     /// ([`create_qp::ROCE`](super::create_qp::ROCE)).
     pub const ROCE: u32 = 1024;
 }

@@ -186,6 +186,7 @@ impl Sctp {
             ipv6_only: listens.unwrap_or(true),
             reports_refused: true,
             long_packets: true,
+            all_groups: false,
         };
         let socket = self.network.bind_datagrams(local, options)?;
         let local = socket.local();
