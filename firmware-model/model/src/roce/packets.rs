@@ -8,7 +8,7 @@ use crate::events::Requests as Work;
 use crate::llp::buffers::Buffer;
 use crate::stream;
 use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM};
-use crate::stream::roce_port::RocePort;
+use crate::stream::roce_port::{RocePort, Sources, is_same_host};
 use crate::transport::{Env, RxOutcome, TxOutcome};
 use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
 use rustix::fd::BorrowedFd;
@@ -44,7 +44,7 @@ impl Packets {
     pub(super) fn connect(&mut self, path: Path) {
         self.path = Some(path);
         if let Some(port) = &mut self.port {
-            port.connect(Some((path.destination, path.source)));
+            port.keep_from(Sources::Peer(path.destination, path.source));
         }
     }
 
@@ -62,7 +62,7 @@ impl Packets {
         let (path, port) = (self.path.as_ref()?, self.port.as_ref()?);
         Some(stream::Ends {
             local: SocketAddr::new(path.source, port.source()),
-            remote: SocketAddr::new(path.destination, UDP_PORT),
+            remote: path.destination,
         })
     }
 
@@ -71,7 +71,7 @@ impl Packets {
         self.outgoing.clear();
         self.buffer = None;
         if let Some(port) = &mut self.port {
-            port.connect(None);
+            port.keep_from(Sources::None);
         }
     }
 
@@ -147,7 +147,7 @@ impl Packets {
             let source = self.port.as_ref().map(RocePort::source);
             let ends = Ends {
                 source: SocketAddr::new(path.source, source.unwrap_or_default()),
-                destination: SocketAddr::new(path.destination, UDP_PORT),
+                destination: path.destination,
             };
             self.outgoing.push(Outgoing {
                 at,
@@ -202,7 +202,8 @@ impl Packets {
         self.take_all(env, |packet, ends, path, env| {
             let parsed = parse_numbered(packet, ends).ok();
             let is_ours = |header: &Header| {
-                let from_peer = ends.source.ip() == path.destination && ends.destination.ip() == path.source;
+                let from_peer =
+                    is_same_host(ends.source, path.destination) && ends.destination.ip() == path.source;
                 from_peer && header.destination_qpn == env.qp.label && header.pkey == DEFAULT_PKEY
             };
             let Some((header, payload)) = parsed.filter(|(header, _)| is_ours(header)) else {
