@@ -3,8 +3,8 @@
 //! queue pair, and the number of the queue pair names the device.
 //!
 //! A device is a member of those that have the port. The kernel gives each flow (both addresses and
-//! ports) to some member, which passes packets of others on ([`members`]). A member opens a socket for
-//! the flow of a connection ([`State::open_flow`]), which the kernel then prefers.
+//! ports) to some member, which passes packets of others on ([`members`]). A member opens a socket
+//! for the flow of a connection ([`State::open_flow`]), which the kernel then prefers.
 //!
 //! Each reader of the port gives the packets of other queue pairs to their inboxes. Packets leave
 //! by a socket of the queue pair, whose port differs, so that routers spread connections over
