@@ -47,8 +47,9 @@ fn ping_pong_with_its_data_checked() {
         "-g 3 -c -n 200 -s 1",
         "-g 3 -c -n 50 -s 1000003",
         "-g 3 -c -n 50 -s 100000 -m 256",
-        // The address of IPv6.
+        // The addresses of IPv6: of the network, and the link-local one.
         "-g 5 -c -n 200",
+        "-g 7 -c -n 200",
     ] {
         let both = between(&netns, &format!("ibv_rc_pingpong {options}")).succeeds();
         for end in [both.server, both.client] {
@@ -172,10 +173,10 @@ fn a_process_of_another_user_is_told_who_has_the_port() {
         let program = on_wire("ibv_rc_pingpong").line(&format!("-g 1 -p {port}"));
         (host.program(staged.program(user, program)), port)
     };
-    let (first, _) = serving(NOBODY);
+    let (first, _) = serving(OTHER_USER);
     let first = first.spawn();
     host.has_udp_sockets(PORT, 1);
-    for user in [0, OTHER_USER] {
+    for user in [0, NOBODY] {
         let said = serving(user).0.run().failure();
         for part in ["ibv_create_qp", "UDP port 4791", "EADDRINUSE"] {
             assert!(said.contains(part), "no {part:?}: {said}");
@@ -185,7 +186,7 @@ fn a_process_of_another_user_is_told_who_has_the_port() {
     first.signal(Signal::KILL);
     first.wait();
     let (mut third, port) = {
-        let (program, port) = serving(OTHER_USER);
+        let (program, port) = serving(NOBODY);
         (program.spawn(), port)
     };
     host.listens(port);

@@ -24,10 +24,12 @@ use super::{ANYWHERE, Network};
 use crate::counters::{Counter, Counters};
 use crate::sys::thread_start::ThreadStart;
 use crate::tuning::DATAGRAM_RX_BATCHES;
-use members::{Members, Message, Passed, Recipient};
+pub(crate) use members::Recipient;
+use members::{Members, Message, Passed};
 use ready::{Ready, Source};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -89,6 +91,8 @@ struct Open {
     flows: Vec<Flow>,
     /// None in a process that does not belong to one user: it has the port alone.
     members: Option<Members>,
+    /// The process that has the port. A forked child has a copy.
+    process: Pid,
 }
 
 /// A socket for one flow.
@@ -197,6 +201,7 @@ impl Open {
             any: Vec::new(),
             flows: Vec::new(),
             members,
+            process: getpid(),
         };
         for ip in addresses {
             let socket = open.bind(SocketAddr::new(*ip, UDP_PORT), None)?;
@@ -492,26 +497,27 @@ impl RocePorts {
         Ok((port, is_new))
     }
 
-    /// Has other members pass requests for a service on to this device's queue pair 1, until
-    /// [`remove_service`](Self::remove_service) or the end of the last queue pair.
+    /// Takes one more name, besides those of the queue pairs' numbers: other members pass the
+    /// management datagrams for it on to this device's queue pair 1, until
+    /// [`remove_name`](Self::remove_name) or the end of the last queue pair.
     ///
     /// # Errors
     /// `ENOTCONN` without a queue pair; `EOPNOTSUPP` where the port is not shared; `EADDRINUSE`:
-    /// another device has the service.
+    /// another device has the name.
     #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
-    pub(crate) fn add_service(&self, id: u64) -> Result<(), Errno> {
+    pub(crate) fn add_name(&self, name: Recipient) -> Result<(), Errno> {
         let mut state = self.state.lock();
         let open = state.open.as_mut().ok_or(Errno::NOTCONN)?;
         let members = open.members.as_mut().ok_or(Errno::OPNOTSUPP)?;
-        members.enter(Recipient::Service(id), &mut open.ready)
+        members.enter(name, &mut open.ready)
     }
 
-    /// Takes [`add_service`](Self::add_service) back.
+    /// Gives a name of [`add_name`](Self::add_name) back.
     #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
-    pub(crate) fn remove_service(&self, id: u64) {
+    pub(crate) fn remove_name(&self, name: Recipient) {
         let mut state = self.state.lock();
         if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut()) {
-            members.leave(Recipient::Service(id));
+            members.leave(name);
         }
     }
 
@@ -636,8 +642,11 @@ impl Drop for RocePort {
         }
         if state.inboxes.is_empty() {
             // Other members get what is in the sockets.
+            let is_own = |open: &Open| open.process == getpid();
             let mut done = Dispatched::default();
-            let _ = (0..DATAGRAM_RX_BATCHES).all(|_| state.look(&mut done));
+            if state.open.as_ref().is_some_and(is_own) {
+                let _ = (0..DATAGRAM_RX_BATCHES).all(|_| state.look(&mut done));
+            }
             state.open = None;
         }
     }

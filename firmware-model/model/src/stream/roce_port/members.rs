@@ -34,7 +34,7 @@ const SEND_ROOM: usize = 1 << 20;
 
 /// A member, as packets name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Recipient {
+pub(crate) enum Recipient {
     /// By the upper 16 bits of a number, which are a native port.
     Member(u16),
     /// By the service ID of a listener.

@@ -402,9 +402,18 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
             private_data: [0; REQUEST_PRIVATE_DATA],
         })
     };
-    members[0].ports.add_service(0x0106_1000).unwrap();
-    members[1].ports.add_service(0x0106_2000).unwrap();
-    assert_eq!(members[0].ports.add_service(0x0106_2000), Err(Errno::ADDRINUSE));
+    members[0]
+        .ports
+        .add_name(Recipient::Service(0x0106_1000))
+        .unwrap();
+    members[1]
+        .ports
+        .add_name(Recipient::Service(0x0106_2000))
+        .unwrap();
+    assert_eq!(
+        members[0].ports.add_name(Recipient::Service(0x0106_2000)),
+        Err(Errno::ADDRINUSE)
+    );
     let ids = |port: u32| CommIds {
         local: 0x7777_0000,
         remote: port << 16 | 9,
@@ -447,10 +456,12 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     arrived(ready(0x1000), &[0]);
     arrived(ready(0x2000), &[1]);
     arrived(disconnect(0x2000), &[1]);
+    pairs[1].ports.add_name(Recipient::Member(0x2001)).unwrap();
+    arrived(ready(0x2001), &[1]);
     // Whoever reads them answers them.
     arrived(service(0x0106_3000), &[0, 1]);
     arrived(ready(0x3000), &[0, 1]);
-    pairs[1].ports.remove_service(0x0106_2000);
+    pairs[1].ports.remove_name(Recipient::Service(0x0106_2000));
     std::thread::sleep(std::time::Duration::from_millis(10));
     arrived(service(0x0106_2000), &[0, 1]);
     drop(pairs);
