@@ -1,8 +1,8 @@
 //! Kernel UDP.
 //!
 //! The sockets are not connected, except those for one peer. Those of queue pairs do not fragment,
-//! so that the kernel sends IPv4 identification 0, which the ICRC covers. The source address of each
-//! packet is given with it.
+//! so that the kernel sends IPv4 identification 0, which the ICRC covers. The source address of
+//! each packet is given with it.
 
 use super::datagram::{DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, Outgoing, PACKET_ROOM, Refused};
 use super::descriptor::{Descriptor, Descriptors};
