@@ -1,5 +1,5 @@
-//! `--wire roce`: queue pairs that speak RoCE v2 over UDP port 4791. A host has the port once,
-//! hence two hosts.
+//! `--wire roce`: queue pairs that speak RoCE v2 over UDP port 4791, between two hosts, as the port
+//! belongs to one user on each.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,9 +9,10 @@ use rustix::process::Signal;
 use urnic_testkit::Folder;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::netns::Netns;
-use urnic_tests::program::Program;
+use urnic_tests::program::{Program, Running};
 use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
+use urnic_tests::user::{NOBODY, OTHER_USER, Staged, as_user};
 use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 use urnic_tests::{Pair, or_skip};
 
@@ -47,8 +48,9 @@ fn ping_pong_with_its_data_checked() {
         "-g 3 -c -n 200 -s 1",
         "-g 3 -c -n 50 -s 1000003",
         "-g 3 -c -n 50 -s 100000 -m 256",
-        // The address of IPv6.
+        // The addresses of IPv6: of the network, and the link-local one.
         "-g 5 -c -n 200",
+        "-g 7 -c -n 200",
     ] {
         let both = between(&netns, &format!("ibv_rc_pingpong {options}")).succeeds();
         for end in [both.server, both.client] {
@@ -239,32 +241,191 @@ fn requests_to_a_killed_peer_fail_after_all_retries() {
 }
 
 #[test]
-fn a_second_process_on_an_address_is_told_who_has_the_port() {
+fn a_process_of_another_user_is_told_who_has_the_port() {
     or_skip!(installed("ibv_rc_pingpong"));
     let host = or_skip!(Netns::new());
-    let serving = || {
+    let staged = Staged::new();
+    let serving = |user| {
         let port = free_port();
-        let line = format!("-g 1 -p {port}");
-        (host.program(on_wire("ibv_rc_pingpong").line(&line)), port)
+        let program = on_wire("ibv_rc_pingpong").line(&format!("-g 1 -p {port}"));
+        (host.program(staged.program(user, program)), port)
     };
-    let (first, _) = serving();
+    let (first, _) = serving(OTHER_USER);
     let first = first.spawn();
     host.has_udp_sockets(PORT, 1);
-    let said = serving().0.run().failure();
-    for part in ["ibv_create_qp", "UDP port 4791", "EADDRINUSE"] {
-        assert!(said.contains(part), "no {part:?}: {said}");
+    for user in [0, NOBODY] {
+        let said = serving(user).0.run().failure();
+        for part in ["ibv_create_qp", "UDP port 4791", "EADDRINUSE"] {
+            assert!(said.contains(part), "no {part:?}: {said}");
+        }
     }
     // The port is free when its process has ended.
     first.signal(Signal::KILL);
     first.wait();
     let (mut third, port) = {
-        let (program, port) = serving();
+        let (program, port) = serving(NOBODY);
         (program.spawn(), port)
     };
     host.listens(port);
     assert!(third.ended().is_none());
     third.signal(Signal::KILL);
     third.wait();
+}
+
+/// Servers on the first host, and clients on the second, that check what they receive.
+fn several(netns: &[Netns; 2], lines: &[&str]) -> Vec<(Running, Running)> {
+    lines.iter().map(|line| between(netns, line).start()).collect()
+}
+
+#[track_caller]
+fn all_succeed(pairs: impl IntoIterator<Item = (Running, Running)>) {
+    for (server, client) in pairs {
+        for end in [client, server] {
+            let said = end.wait_for(LIMIT).success();
+            assert!(!said.contains("invalid data"), "{said}");
+        }
+    }
+}
+
+/// Most packets arrive at the socket of another process first.
+#[test]
+fn several_processes_use_the_wire_at_the_same_time() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    or_skip!(installed("ib_write_bw"));
+    let netns = or_skip!(Netns::pair());
+    all_succeed(several(
+        &netns,
+        &[
+            "ibv_rc_pingpong -g 3 -c -n 2000",
+            "ibv_rc_pingpong -g 3 -c -n 1000 -s 20000",
+            "ibv_rc_pingpong -g 3 -c -e -n 500",
+            "ibv_rc_pingpong -g 5 -c -n 1000",
+            "ibv_rc_pingpong -g 5 -c -e -n 500 -s 20000",
+            "ib_write_bw -F -x 3 -q 4 -n 500",
+            "ib_read_bw -F -x 3 -q 2 -n 500",
+        ],
+    ));
+}
+
+#[test]
+fn processes_on_one_host_use_the_wire_with_each_other() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let host = or_skip!(Netns::new());
+    let pair = |line: &str| {
+        let mut pair = Pair::new(&on_wire("ibv_rc_pingpong").line(line)).within(LIMIT);
+        pair.server = host.program(pair.server);
+        pair.client = host.program(pair.client);
+        pair.start()
+    };
+    all_succeed(["-g 3 -c -n 1000", "-g 3 -c -e -n 300 -s 20000", "-g 1 -c -n 300"].map(pair));
+}
+
+/// The devices of each program have the port together.
+#[test]
+fn several_devices_of_a_process_use_the_wire() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    let pairs = ["urnic0", "urnic1"].map(|device| {
+        between(&netns, &format!("ibv_rc_pingpong -d {device} -g 3 -c -n 500"))
+            .env("URNIC_DEVICES", "2")
+            .start()
+    });
+    all_succeed(pairs);
+}
+
+#[test]
+fn a_killed_process_takes_no_other_one_with_it() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    let line = "ibv_rc_pingpong -g 3 -c -n 3000 -s 20000";
+    let mut pairs = several(
+        &netns,
+        &[line, line, "ibv_rc_pingpong -g 3 -c -n 100000000", line],
+    );
+    let (server, client) = pairs.remove(2);
+    let before = datagrams(&netns[0]);
+    let passes = until(TIME_LIMIT, || {
+        (datagrams(&netns[0]) > before + 1000).then_some(())
+    });
+    assert!(passes.is_some(), "no packets");
+    for end in [server, client] {
+        end.signal(Signal::KILL);
+        end.wait();
+    }
+    all_succeed(pairs);
+}
+
+/// Connections that were in use before it stopped go on. It goes on, too, when it continues.
+#[test]
+fn a_stopped_process_does_not_stop_the_connections_of_others() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    let line = "ibv_rc_pingpong -g 3 -c -n 5000 -s 20000";
+    let mut pairs = several(&netns, &[line, line, line]);
+    let before = datagrams(&netns[0]);
+    let passes = until(TIME_LIMIT, || {
+        (datagrams(&netns[0]) > before + 3000).then_some(())
+    });
+    assert!(passes.is_some(), "no packets");
+    let (server, client) = pairs.remove(1);
+    for end in [&server, &client] {
+        end.stop();
+    }
+    all_succeed(pairs);
+    for end in [&server, &client] {
+        end.resume();
+    }
+    all_succeed([(server, client)]);
+}
+
+/// Tries to connect to each name of the port's members, as their own processes do, and writes what
+/// one of them would send. Prints how many names closed the connection.
+const STRANGER: &str = r"
+import socket, sys, time
+names = {line.split()[-1] for line in open('/proc/net/unix') if '@urnic/roce/' in line}
+refused = 0
+for name in names:
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(20)
+    s.connect('\0' + name[1:])
+    try:
+        for _ in range(100):
+            s.send(b'urF\x01' + bytes(200))
+            time.sleep(0.05)
+    except OSError:
+        refused += 1
+print(len(names), refused)
+";
+
+#[test]
+fn another_user_cannot_pass_packets_on() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    or_skip!(installed("python3"));
+    or_skip!(in_process("the names are in this namespace"));
+    let netns = or_skip!(Netns::pair());
+    let pairs = several(&netns, &["ibv_rc_pingpong -g 3 -c -e -n 20000"]);
+    netns[0].has_udp_sockets(PORT, 1);
+    let stranger = as_user(NOBODY, Program::plain("python3").args(["-c", STRANGER]));
+    let said = netns[0].program(stranger).run_for(LIMIT).success();
+    assert_eq!(said.trim(), "1 1");
+    all_succeed(pairs);
+}
+
+/// UD queue pairs stay with a port for each, but groups have the number of RoCE v2.
+#[test]
+fn multicast_groups_and_connections_share_the_port() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    or_skip!(installed("mckey"));
+    let netns = or_skip!(Netns::pair());
+    let member = roce("mckey").line("-m 239.7.7.7 -b 10.77.0.1 -C 10");
+    let member = netns[0].program(member).spawn();
+    // On the loopback and on the network.
+    netns[0].has_udp_sockets(PORT, 2);
+    let both = between(&netns, "ibv_rc_pingpong -g 3 -c -n 1000").start();
+    let sender = netns[1].program(roce("mckey").line("-m 239.7.7.7 -b 10.77.0.2 -s -C 10"));
+    sender.run_for(LIMIT).success();
+    all_succeed([both]);
+    member.wait_for(LIMIT).success();
 }
 
 /// The connection manager of InfiniBand would need its own queue pair on the wire.

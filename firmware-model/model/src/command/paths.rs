@@ -9,7 +9,7 @@ use urnic_device::command::Status;
 use urnic_device::stream::{Path, Retries};
 use urnic_roce::message::Mtu;
 use urnic_roce::{requester, responder};
-use urnic_wire::roce::Psn;
+use urnic_wire::roce::{Psn, UDP_PORT};
 
 /// Numbers of queue pairs and PSNs have 24 bits.
 const MASK_24: u32 = 0xff_ffff;
@@ -29,7 +29,9 @@ impl Job<'_> {
         let arguments: Path = self.arguments();
         let own = self.core.config.addresses.get(arguments.source.get() as usize);
         let source = own.ok_or(Status::InvalidArgument).of(argument!(Path.source))?.ip;
-        let remote = SocketAddr::from(arguments.remote).ip();
+        let mut destination = SocketAddr::from(arguments.remote);
+        destination.set_port(UDP_PORT);
+        let remote = destination.ip();
         let fits = remote.is_ipv4() == source.is_ipv4() && !remote.is_unspecified() && !remote.is_multicast();
         fits.of(argument!(Path.remote))?;
         if !self.core.config.may_connect(remote, Some(source)) {
@@ -43,7 +45,7 @@ impl Job<'_> {
         let class = traffic_class(arguments.traffic_class).of(argument!(Path.traffic_class))?;
         let path = roce::Path {
             source,
-            destination: remote,
+            destination,
             qpn: arguments.remote_qpn.get() & MASK_24,
             traffic_class: class,
             mtu,

@@ -415,7 +415,7 @@ impl Job<'_> {
             .open(&addresses, label & QPN_MASK, qid)
             .map_err(status)?;
         if is_new {
-            let watch = |fd: BorrowedFd<'_>| core.schedule.watch(fd, Token::RocePort, Interest::InputAndRoom);
+            let watch = |fd: BorrowedFd<'_>| core.schedule.watch(fd, Token::RocePort, Interest::Input);
             core.roce.watch(watch).map_err(|_| Status::NoResources)?;
         }
         Ok(port)

@@ -187,12 +187,9 @@ impl Job<'_> {
         (flags & !known == 0).of(argument!(BindDatagrams.flags))?;
         (arguments.reserved.get() == 0).of(argument!(BindDatagrams.reserved))?;
         let options = DatagramOptions {
-            shared: false,
-            by_udp: false,
             ipv6_only: flags & bind::IPV6_ONLY != 0,
             reports_refused: flags & bind::REPORT_REFUSED != 0,
-            long_packets: false,
-            all_groups: false,
+            ..DatagramOptions::EXCLUSIVE
         };
         let core = self.core;
         let places = core
@@ -251,6 +248,7 @@ impl Job<'_> {
         }
         let own = core.config.addresses.iter().find(|own| own.ip == interface);
         let scope = own.map_or(0, |own| own.scope);
+        // Not on all addresses: the port is also that of connections.
         let socket = |mut place: SocketAddr| {
             if let SocketAddr::V6(v6) = &mut place
                 && !v6.ip().is_unspecified()

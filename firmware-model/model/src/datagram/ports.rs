@@ -91,17 +91,16 @@ impl Ports {
 impl Ports {
     /// The place of a socket that joins a group. A shared port with all addresses receives the
     /// packets of each group that any socket of the host has joined (`IP_MULTICAST_ALL` of ip(7)),
-    /// so the socket that joins needs no certain port. Beside a port at certain addresses, it has
-    /// the address of the group.
+    /// so the socket that joins needs no certain port. Others have the address of the group: port
+    /// 4791 of all addresses is for connections.
     pub(super) fn place_of(&self, group: SocketAddr) -> SocketAddr {
         let everywhere: IpAddr = match group {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
         match self {
-            Ports::Own(_) => SocketAddr::new(everywhere, group.port()),
             Ports::Shared(port) if port.is_everywhere() => SocketAddr::new(everywhere, 0),
-            Ports::Shared(_) => group,
+            Ports::Own(_) | Ports::Shared(_) => group,
         }
     }
 

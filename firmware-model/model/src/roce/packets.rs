@@ -8,7 +8,7 @@ use crate::events::Requests as Work;
 use crate::llp::buffers::Buffer;
 use crate::stream;
 use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM, SEGMENTS_ROOM};
-use crate::stream::roce_port::{RocePort, Sources};
+use crate::stream::roce_port::{RocePort, Sources, is_same_host};
 use crate::transport::{Env, RxOutcome, TxOutcome};
 use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
 use rustix::fd::BorrowedFd;
@@ -67,7 +67,7 @@ impl Packets {
         let (path, port) = (self.path.as_ref()?, self.port.as_ref()?);
         Some(stream::Ends {
             local: SocketAddr::new(path.source, port.source()),
-            remote: SocketAddr::new(path.destination, UDP_PORT),
+            remote: path.destination,
         })
     }
 
@@ -170,7 +170,7 @@ impl Packets {
         let source = self.port.as_ref().map(RocePort::source);
         Ends {
             source: SocketAddr::new(path.source, source.unwrap_or_default()),
-            destination: SocketAddr::new(path.destination, UDP_PORT),
+            destination: path.destination,
         }
     }
 
@@ -232,7 +232,8 @@ impl Packets {
         self.take_all(env, |packet, ends, path, env| {
             let parsed = parse_numbered(packet, ends).ok();
             let is_ours = |header: &Header| {
-                let from_peer = ends.source.ip() == path.destination && ends.destination.ip() == path.source;
+                let from_peer =
+                    is_same_host(ends.source, path.destination) && ends.destination.ip() == path.source;
                 from_peer && header.destination_qpn == env.qp.label && header.pkey == DEFAULT_PKEY
             };
             let Some((header, payload)) = parsed.filter(|(header, _)| is_ours(header)) else {

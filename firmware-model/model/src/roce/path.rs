@@ -1,6 +1,6 @@
 //! The way to the peer of a queue pair.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use urnic_roce::message::Mtu;
 
 /// The way to the peer.
@@ -8,8 +8,8 @@ use urnic_roce::message::Mtu;
 pub(crate) struct Path {
     /// The own address.
     pub(crate) source: IpAddr,
-    /// The peer's address.
-    pub(crate) destination: IpAddr,
+    /// The peer's address, with the scope of a link-local one; the port is UDP's for RoCE v2.
+    pub(crate) destination: SocketAddr,
     /// The number of the peer's queue pair.
     pub(crate) qpn: u32,
     /// The IP header's traffic class.

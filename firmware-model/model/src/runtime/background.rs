@@ -24,7 +24,9 @@ use crate::tuning::{
     BURST_TICK, BUSY_POLLS_PER_WAIT, BUSY_PREEMPTED, BUSY_TURN, LAST_POLLS, NICE, POLL_PAUSE, POLLED_TICK,
     POLLED_TICK_LONG, POLLED_TICKS_LONG_AFTER, POLLS_EVERY, RETRY_TICK, SLICE_NS, WARM,
 };
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -675,8 +677,11 @@ pub(super) fn poll_ready(core: &Core, timeout: Option<Duration>) -> Polled {
             }
             // Others have their turn first.
             if more {
-                core.roce
-                    .each_socket(|fd| core.schedule.rewatch(fd, Token::RocePort, Interest::InputAndRoom));
+                let rewatch = |fd: BorrowedFd<'_>| {
+                    core.schedule.rewatch(fd, Token::RocePort, Interest::Input);
+                    Ok::<(), Infallible>(())
+                };
+                let (Ok(()) | Err(_)) = core.roce.watch(rewatch);
             }
         }
         Token::Wake => polled.wake = true,

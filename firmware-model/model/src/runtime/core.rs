@@ -204,7 +204,11 @@ impl Core {
         let sctp = is_driven.then(|| Sctp::new(network.clone(), settings, descriptors.clone()));
         Ok(Arc::new(Core {
             sctp,
-            roce: Arc::new(RocePorts::new(network.clone())),
+            roce: Arc::new(RocePorts::new(
+                network.clone(),
+                descriptors.clone(),
+                config.thread_start,
+            )),
             memory: MemoryTable::new(limits.mrs, limits.mws, limits.pds, secret()?),
             page_room: PageRoom::new(limits.mr_pages as usize),
             buffers: BufferPool::default(),

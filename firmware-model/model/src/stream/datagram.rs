@@ -26,6 +26,28 @@ pub struct DatagramOptions {
     /// Packets of any length, [`LONG_ROOM`] for each: the system sends one in fragments if it is
     /// longer than the path permits.
     pub long_packets: bool,
+    /// Other processes of the user may have the same port (`SO_REUSEPORT`). The system gives each
+    /// flow to one of their sockets.
+    pub shared_by_user: bool,
+    /// The port takes packets from this address only, and before the sockets that take any.
+    pub peer: Option<SocketAddr>,
+    /// Packets that arrive are dropped.
+    pub only_sends: bool,
+}
+
+impl DatagramOptions {
+    /// An exclusive port.
+    pub const EXCLUSIVE: DatagramOptions = DatagramOptions {
+        shared: false,
+        ipv6_only: false,
+        reports_refused: false,
+        by_udp: false,
+        long_packets: false,
+        all_groups: false,
+        shared_by_user: false,
+        peer: None,
+        only_sends: false,
+    };
 }
 
 /// A UDP port.

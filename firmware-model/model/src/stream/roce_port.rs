@@ -1,50 +1,106 @@
 //! UDP port 4791, at which the packets of RoCE v2 arrive (InfiniBand Architecture Specification,
-//! annex A17). The queue pairs of a device share it: a packet names its queue pair.
+//! annex A17). The queue pairs of a device share it, and the devices of a user: a packet names its
+//! queue pair, and the number of the queue pair names the device.
+//!
+//! A device is a member of those that have the port. The kernel gives each flow (both addresses and
+//! ports) to some member, which passes packets of others on ([`members`]). A member opens a socket
+//! for the flow of a connection ([`State::open_flow`]), which the kernel then prefers.
 //!
 //! Each reader of the port gives the packets of other queue pairs to their inboxes. Packets leave
 //! by a socket of the queue pair, whose port differs, so that routers spread connections over
-//! paths.
+//! paths. See docs/design/roce-wire.md.
+
+mod forwarded;
+mod management;
+mod members;
+mod ready;
+#[cfg(test)]
+mod tests;
 
 use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, PACKET_ROOM};
+use super::descriptor::Descriptors;
+use super::same_host::PortNames;
 use super::{ANYWHERE, Network};
 use crate::counters::{Counter, Counters};
+use crate::sys::thread_start::ThreadStart;
 use crate::tuning::DATAGRAM_RX_BATCHES;
-use rustix::fd::{AsFd, BorrowedFd};
+pub(crate) use members::Recipient;
+use members::{Members, Message, Passed};
+use ready::{Ready, Source};
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::mem;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use urnic_sync::Mutex;
+use urnic_wire::mad::MANAGEMENT_QPN;
 use urnic_wire::roce::{MULTICAST_QPN, UDP_PORT, destination_of};
 
 /// Packets that wait for a queue pair at most: as many as a peer may have in flight.
 const INBOX: usize = 1024;
+/// Sockets for single flows at most: the kernel may compare a packet with each of them.
+const FLOWS: usize = 16;
+/// Sockets for flows that a queue pair opens at most, because its peer's port changes.
+const MOVES: u32 = 8;
+/// A queue pair that polls reads its own socket, and at every fourth time all that are ready.
+const POLLS_PER_LOOK: u32 = 4;
 
-/// The sockets of the port, and those by which packets leave.
-const OPTIONS: DatagramOptions = DatagramOptions {
-    shared: false,
-    ipv6_only: false,
-    reports_refused: false,
-    long_packets: false,
+/// The sockets of the port.
+const PORT: DatagramOptions = DatagramOptions {
     by_udp: true,
-    all_groups: false,
+    ..DatagramOptions::EXCLUSIVE
+};
+
+/// The sockets by which packets leave.
+const SENDER: DatagramOptions = DatagramOptions {
+    only_sends: true,
+    ..PORT
 };
 
 /// The port, on the addresses of a device.
 #[derive(Debug)]
 pub(crate) struct RocePorts {
     network: Arc<dyn Network>,
+    descriptors: Arc<Descriptors>,
+    start: ThreadStart,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// One socket for all addresses, or one for each; bound for the first queue pair.
-    sockets: Vec<Box<dyn DatagramSocket>>,
+    /// Present while there are queue pairs.
+    open: Option<Open>,
     /// By the number of the queue pair on the wire.
     inboxes: HashMap<u32, Inbox>,
     buffer: Vec<u8>,
     incoming: Vec<Incoming>,
+    /// The number of polls.
+    polls: u32,
+}
+
+/// The port's sockets.
+#[derive(Debug)]
+struct Open {
+    network: Arc<dyn Network>,
+    ready: Ready,
+    sockets: HashMap<u32, Box<dyn DatagramSocket>>,
+    /// The sockets for all flows: one for all addresses, or one for each.
+    any: Vec<(IpAddr, u32)>,
+    flows: Vec<Flow>,
+    /// None in a process that does not belong to one user: it has the port alone.
+    members: Option<Members>,
+    /// The process that has the port. A forked child has a copy.
+    process: Pid,
+}
+
+/// A socket for one flow.
+#[derive(Debug, Clone, Copy)]
+struct Flow {
+    peer: SocketAddr,
+    own: IpAddr,
+    socket: u32,
 }
 
 /// Packets for a queue pair that another one has read.
@@ -54,6 +110,10 @@ struct Inbox {
     from: Sources,
     /// The multicast groups whose packets are kept, too.
     groups: Vec<IpAddr>,
+    /// The socket for the flow of the peer, if there is one.
+    flow: Option<Flow>,
+    /// Sockets for flows that may still be opened.
+    moves: u32,
     packets: VecDeque<(Incoming, Box<[u8]>)>,
 }
 
@@ -62,8 +122,8 @@ struct Inbox {
 pub(crate) enum Sources {
     /// None: the peer is not named yet.
     None,
-    /// From the first address to the second one.
-    Peer(IpAddr, IpAddr),
+    /// From the first address, of any port but in its scope, to the second one.
+    Peer(SocketAddr, IpAddr),
     /// Any: datagrams.
     Any,
 }
@@ -73,7 +133,7 @@ impl Inbox {
     fn keeps(&self, packet: &Incoming) -> bool {
         match self.from {
             Sources::None => false,
-            Sources::Peer(source, own) => (packet.source.ip(), packet.destination) == (source, own),
+            Sources::Peer(source, own) => packet.destination == own && is_same_host(packet.source, source),
             Sources::Any => true,
         }
     }
@@ -89,6 +149,16 @@ impl Inbox {
     }
 }
 
+/// Whether a packet from `source` is from the host of a peer.
+pub(crate) fn is_same_host(source: SocketAddr, peer: SocketAddr) -> bool {
+    let scope = |address| match address {
+        SocketAddr::V6(v6) => v6.scope_id(),
+        SocketAddr::V4(_) => 0,
+    };
+    // A peer without a scope is on no particular network.
+    source.ip() == peer.ip() && [0, scope(source)].contains(&scope(peer))
+}
+
 /// What came of the packets that were read.
 #[derive(Debug, Default)]
 pub(crate) struct Dispatched {
@@ -96,7 +166,7 @@ pub(crate) struct Dispatched {
     pub(crate) woken: Vec<u32>,
     /// Packets for no queue pair, or not from its peer.
     pub(crate) strange: u64,
-    /// Packets for queue pairs with full inboxes.
+    /// Packets for queue pairs with full inboxes, or for other members that do not read.
     pub(crate) dropped: u64,
 }
 
@@ -114,41 +184,274 @@ impl Dispatched {
     }
 }
 
+impl Open {
+    /// Binds the port on `addresses`.
+    fn new(ports: &RocePorts, addresses: &[IpAddr]) -> Result<Open, Errno> {
+        let names = PortNames::new(&ports.descriptors, ports.start);
+        let names = names.inspect_err(|errno| {
+            tracing::debug!(%errno, "UDP port 4791 is not shared with other processes");
+        });
+        let members = names.ok().map(|names| Members::new(Arc::new(names), addresses));
+        let mut open = Open {
+            network: ports.network.clone(),
+            ready: Ready::new(&ports.descriptors)?,
+            sockets: HashMap::new(),
+            any: Vec::new(),
+            flows: Vec::new(),
+            members,
+            process: getpid(),
+        };
+        for ip in addresses {
+            let socket = open.bind(SocketAddr::new(*ip, UDP_PORT), None)?;
+            open.any.push((*ip, socket));
+        }
+        Ok(open)
+    }
+
+    /// Binds a socket of the port, for one peer or for any.
+    fn bind(&mut self, local: SocketAddr, peer: Option<SocketAddr>) -> Result<u32, Errno> {
+        let options = DatagramOptions {
+            shared_by_user: self.members.is_some(),
+            all_groups: peer.is_none(),
+            peer,
+            ..PORT
+        };
+        let socket = self.network.bind_datagrams(local, options)?;
+        let descriptor = socket.descriptor().ok_or(Errno::OPNOTSUPP)?;
+        let id = self.ready.add(descriptor, Source::Socket)?;
+        self.sockets.insert(id, socket);
+        Ok(id)
+    }
+
+    /// The socket for all flows to an address.
+    fn any_of(&self, ip: IpAddr) -> Option<u32> {
+        let is_of = |of: &&(IpAddr, u32)| of.0 == ip || of.0.is_unspecified();
+        self.any.iter().find(is_of).map(|(_, socket)| *socket)
+    }
+
+    /// The socket for the flow of a packet. The kernel prefers it to those of other members from
+    /// now on.
+    fn flow_of(&mut self, packet: &Incoming) -> Option<Flow> {
+        let ends = (packet.source, packet.destination);
+        if let Some(known) = self.flows.iter().find(|flow| (flow.peer, flow.own) == ends) {
+            return Some(*known);
+        }
+        if self.flows.len() >= FLOWS {
+            return None;
+        }
+        let (peer, own) = ends;
+        let local = match (own, peer) {
+            (IpAddr::V6(ip), SocketAddr::V6(peer)) => {
+                SocketAddrV6::new(ip, UDP_PORT, 0, peer.scope_id()).into()
+            }
+            (ip, _) => SocketAddr::new(ip, UDP_PORT),
+        };
+        let socket = self.bind(local, Some(peer)).inspect_err(|errno| {
+            tracing::debug!(%errno, %peer, "no socket for the packets of one peer");
+        });
+        let socket = socket.ok()?;
+        let flow = Flow { peer, own, socket };
+        self.flows.push(flow);
+        Some(flow)
+    }
+
+    /// Closes a flow's socket. Other members lose the packets in it.
+    fn close_flow(&mut self, socket: u32) {
+        self.flows.retain(|flow| flow.socket != socket);
+        self.sockets.remove(&socket);
+    }
+}
+
+/// How a packet came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    BySocket,
+    /// From another member, which has found it to be for this one.
+    Passed,
+}
+
 impl State {
-    /// Reads a batch of each socket into inboxes; returns whether there may be more.
-    fn dispatch(&mut self, done: &mut Dispatched) -> bool {
-        self.buffer.resize(BATCH * PACKET_ROOM, 0);
-        let mut more = false;
-        for socket in &mut self.sockets {
-            self.incoming.clear();
-            socket.receive(&mut self.buffer, &mut self.incoming);
-            more |= self.incoming.len() == BATCH;
-            for (packet, place) in self.incoming.iter().zip(self.buffer.chunks(PACKET_ROOM)) {
-                let Some(bytes) = place.get(..packet.len) else {
-                    continue;
-                };
-                let qpn = destination_of(bytes);
-                if packet.destination.is_multicast() && qpn == Some(MULTICAST_QPN) {
-                    let is_member = |inbox: &&mut Inbox| inbox.groups.contains(&packet.destination);
-                    let members = self.inboxes.values_mut().filter(is_member);
-                    members.for_each(|inbox| inbox.put(packet, bytes, done));
-                    continue;
-                }
-                let inbox = qpn.and_then(|qpn| self.inboxes.get_mut(&qpn));
-                match inbox.filter(|inbox| inbox.keeps(packet)) {
-                    Some(inbox) => inbox.put(packet, bytes, done),
-                    None => done.strange += 1,
-                }
+    /// Reads a batch of each source that is ready; returns whether there was something.
+    fn look(&mut self, done: &mut Dispatched) -> bool {
+        let Some(open) = &mut self.open else {
+            return false;
+        };
+        if let Some(members) = &mut open.members {
+            members.begin();
+        }
+        let mut found = false;
+        for source in open.ready.take() {
+            found |= match source {
+                Source::Socket(id) => self.read(id, done),
+                Source::Member(id) => self.read_member(id, done),
+                Source::Listener(id) => self.accept(id),
+            };
+        }
+        found
+    }
+
+    fn accept(&mut self, listener: u32) -> bool {
+        match &mut self.open {
+            Some(Open {
+                members: Some(members),
+                ready,
+                ..
+            }) => members.accept(listener, ready),
+            _ => false,
+        }
+    }
+
+    /// Reads a batch of a socket into inboxes; returns whether there was a packet.
+    fn read(&mut self, socket: u32, done: &mut Dispatched) -> bool {
+        let open = self.open.as_mut();
+        let Some(socket) = open.and_then(|open| open.sockets.get_mut(&socket)) else {
+            return false;
+        };
+        let (mut buffer, mut incoming) = (mem::take(&mut self.buffer), mem::take(&mut self.incoming));
+        buffer.resize(BATCH * PACKET_ROOM, 0);
+        incoming.clear();
+        socket.receive(&mut buffer, &mut incoming);
+        for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
+            if let Some(bytes) = place.get(..packet.len) {
+                self.arrived(packet, bytes, Way::BySocket, done);
             }
         }
-        more
+        let found = !incoming.is_empty();
+        (self.buffer, self.incoming) = (buffer, incoming);
+        found
+    }
+
+    /// Reads a batch of packets that another member has passed on.
+    fn read_member(&mut self, id: u32, done: &mut Dispatched) -> bool {
+        let mut buffer = mem::take(&mut self.buffer);
+        buffer.resize(BATCH * PACKET_ROOM, 0);
+        let mut found = false;
+        for _ in 0..BATCH {
+            let members = self.open.as_mut().and_then(|open| open.members.as_mut());
+            let Some(members) = members else { break };
+            match members.receive(id, &mut buffer) {
+                Message::Packet(packet, bytes) => self.arrived(&packet, bytes, Way::Passed, done),
+                Message::Nothing | Message::End => break,
+            }
+            found = true;
+        }
+        self.buffer = buffer;
+        found
+    }
+
+    /// Puts a packet into the inbox of its queue pair, or passes it on to its member.
+    fn arrived(&mut self, packet: &Incoming, bytes: &[u8], way: Way, done: &mut Dispatched) {
+        let Some(qpn) = destination_of(bytes) else {
+            done.strange += 1;
+            return;
+        };
+        let is_multicast = packet.destination.is_multicast();
+        if is_multicast && qpn == MULTICAST_QPN {
+            // Each member has a copy of its own.
+            let is_in = |inbox: &&mut Inbox| inbox.groups.contains(&packet.destination);
+            let inboxes = self.inboxes.values_mut().filter(is_in);
+            inboxes.for_each(|inbox| inbox.put(packet, bytes, done));
+            return;
+        }
+        let is_management = qpn == MANAGEMENT_QPN;
+        if way == Way::BySocket && !is_multicast && (is_management || !self.inboxes.contains_key(&qpn)) {
+            let recipient = match is_management {
+                true => management::recipient(bytes),
+                false => Recipient::member((qpn >> 8) as u16),
+            };
+            match recipient.map_or(Passed::Nobody, |to| self.pass(to, packet, bytes)) {
+                Passed::On => return,
+                Passed::Full => {
+                    done.dropped += 1;
+                    return;
+                }
+                // Queue pair 1 says that there is no such service, or connection.
+                Passed::Nobody => {}
+            }
+        }
+        match self.inboxes.get_mut(&qpn).filter(|inbox| inbox.keeps(packet)) {
+            Some(inbox) => {
+                inbox.put(packet, bytes, done);
+                self.open_flow(qpn, packet, way);
+            }
+            None => done.strange += 1,
+        }
+    }
+
+    /// Passes a packet on. This member's own names are nobody.
+    fn pass(&mut self, to: Recipient, packet: &Incoming, bytes: &[u8]) -> Passed {
+        match self.open.as_mut().and_then(|open| open.members.as_mut()) {
+            Some(members) if !members.has(to) => members.pass(to, packet, bytes),
+            _ => Passed::Nobody,
+        }
+    }
+
+    /// Opens a socket for the flow of a packet that is for queue pair `qpn` and from its peer: for
+    /// the first one, and for one that another member has passed on. Else the kernel may give the
+    /// next packets to another member, when members come or end, and that one may be stopped.
+    fn open_flow(&mut self, qpn: u32, packet: &Incoming, way: Way) {
+        let (Some(open), Some(inbox)) = (&mut self.open, self.inboxes.get_mut(&qpn)) else {
+            return;
+        };
+        let is_open = inbox.flow.is_some_and(|flow| flow.peer == packet.source);
+        let is_shared = open.members.is_some();
+        let is_wanted = is_shared && (way == Way::Passed || inbox.flow.is_none());
+        let is_of_peer = matches!(inbox.from, Sources::Peer(..));
+        if is_open || !is_wanted || !is_of_peer || inbox.moves == 0 {
+            return;
+        }
+        if let Some(flow) = open.flow_of(packet) {
+            inbox.moves -= 1;
+            let before = inbox.flow.replace(flow);
+            self.release(before);
+        }
+    }
+
+    /// Closes the socket of a flow that no queue pair has any more.
+    fn release(&mut self, flow: Option<Flow>) {
+        let Some(Flow { socket, .. }) = flow else { return };
+        let has = |inbox: &Inbox| inbox.flow.is_some_and(|flow| flow.socket == socket);
+        if let Some(open) = &mut self.open
+            && !self.inboxes.values().any(has)
+        {
+            open.close_flow(socket);
+        }
+    }
+
+    /// Reads for queue pair `qpn`, whose inbox is empty: its own socket, and now and then all that
+    /// is ready, for the other queue pairs.
+    fn poll(&mut self, qpn: u32, done: &mut Dispatched) {
+        let Some((open, inbox)) = self.open.as_mut().zip(self.inboxes.get(&qpn)) else {
+            return;
+        };
+        let any = match inbox.from {
+            Sources::Peer(_, own) => open.any_of(own),
+            _ => open.any.first().map(|(_, socket)| *socket),
+        };
+        let socket = inbox.flow.map(|flow| flow.socket).or(any);
+        if let Some(members) = &mut open.members {
+            members.begin();
+        }
+        if let Some(socket) = socket {
+            self.read(socket, done);
+        }
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_LOOK) {
+            self.look(done);
+        }
     }
 }
 
 impl RocePorts {
-    pub(crate) fn new(network: Arc<dyn Network>) -> RocePorts {
+    pub(crate) fn new(
+        network: Arc<dyn Network>,
+        descriptors: Arc<Descriptors>,
+        start: ThreadStart,
+    ) -> RocePorts {
         RocePorts {
             network,
+            descriptors,
+            start,
             state: Mutex::default(),
         }
     }
@@ -157,7 +460,7 @@ impl RocePorts {
     /// if its sockets are new: they must be watched.
     ///
     /// # Errors
-    /// Those of [`Network::bind_datagrams`].
+    /// Those of [`Network::bind_datagrams`]; `EBUSY`: a queue pair has the number.
     pub(crate) fn open(
         self: &Arc<Self>,
         addresses: &[IpAddr],
@@ -165,27 +468,29 @@ impl RocePorts {
         qid: u32,
     ) -> Result<(RocePort, bool), Errno> {
         let any = addresses.first().map_or(ANYWHERE.ip(), |ip| *ip);
-        let own = self.network.bind_datagrams(SocketAddr::new(any, 0), OPTIONS)?;
+        let own = self.network.bind_datagrams(SocketAddr::new(any, 0), SENDER)?;
         let mut state = self.state.lock();
         if state.inboxes.contains_key(&qpn) {
             return Err(Errno::BUSY);
         }
-        let is_new = state.sockets.is_empty();
-        if is_new {
-            let options = DatagramOptions {
-                all_groups: true,
-                ..OPTIONS
-            };
-            let bind = |ip: &IpAddr| {
-                self.network
-                    .bind_datagrams(SocketAddr::new(*ip, UDP_PORT), options)
-            };
-            state.sockets = addresses.iter().map(bind).collect::<Result<_, _>>()?;
+        let is_new = state.open.is_none();
+        let open = match state.open.take() {
+            Some(open) => open,
+            None => Open::new(self, addresses)?,
+        };
+        let open = state.open.insert(open);
+        if let Some(members) = &mut open.members
+            && let Some(recipient) = Recipient::member((qpn >> 8) as u16)
+            && let Err(errno) = members.enter(recipient, &mut open.ready)
+        {
+            tracing::warn!(%errno, qpn, "other processes cannot pass packets on to this queue pair");
         }
         let inbox = Inbox {
             qid,
             from: Sources::None,
             groups: Vec::new(),
+            flow: None,
+            moves: MOVES,
             packets: VecDeque::new(),
         };
         state.inboxes.insert(qpn, inbox);
@@ -197,28 +502,71 @@ impl RocePorts {
         Ok((port, is_new))
     }
 
-    /// Has `watch` watch the sockets.
-    pub(crate) fn watch<E>(&self, mut watch: impl FnMut(BorrowedFd<'_>) -> Result<(), E>) -> Result<(), E> {
-        let state = self.state.lock();
-        let mut descriptors = state.sockets.iter().filter_map(|socket| socket.descriptor());
-        descriptors.try_for_each(|fd| watch(fd.as_fd()))
+    /// Takes one more name, besides those of the queue pairs' numbers: other members pass the
+    /// management datagrams for it on to this device's queue pair 1, until
+    /// [`remove_name`](Self::remove_name) or the end of the last queue pair.
+    ///
+    /// # Errors
+    /// `ENOTCONN` without a queue pair; `EOPNOTSUPP` where the port is not shared; `EADDRINUSE`:
+    /// another device has the name.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
+    pub(crate) fn add_name(&self, name: Recipient) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let open = state.open.as_mut().ok_or(Errno::NOTCONN)?;
+        let members = open.members.as_mut().ok_or(Errno::OPNOTSUPP)?;
+        members.enter(name, &mut open.ready)
     }
 
-    /// Shows the descriptor of each socket.
-    pub(crate) fn each_socket(&self, mut show: impl FnMut(BorrowedFd<'_>)) {
-        let (Ok(()) | Err(())) = self.watch(|fd| {
-            show(fd);
-            Ok::<(), ()>(())
-        });
+    /// Gives a name of [`add_name`](Self::add_name) back.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
+    pub(crate) fn remove_name(&self, name: Recipient) {
+        let mut state = self.state.lock();
+        if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut()) {
+            members.leave(name);
+        }
+    }
+
+    /// Has `watch` watch the port, for input only.
+    pub(crate) fn watch<E>(&self, watch: impl FnOnce(BorrowedFd<'_>) -> Result<(), E>) -> Result<(), E> {
+        let state = self.state.lock();
+        let open = state.open.as_ref();
+        open.map_or(Ok(()), |open| watch(open.ready.descriptor()))
     }
 
     /// Takes packets that have arrived; returns whether there may be more.
     pub(crate) fn dispatch(&self) -> (Dispatched, bool) {
         let mut done = Dispatched::default();
         let mut state = self.state.lock();
-        let more = (0..DATAGRAM_RX_BATCHES).all(|_| state.dispatch(&mut done));
+        let more = (0..DATAGRAM_RX_BATCHES).all(|_| state.look(&mut done));
         (done, more)
     }
+}
+
+/// A message from another process, as one that passes packets on: what is taken is what a member
+/// sends.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(data: &[u8]) {
+    if let Some((packet, bytes)) = forwarded::parse(data) {
+        assert_eq!([&forwarded::header(&packet)[..], bytes].concat(), data);
+        let _ = (destination_of(bytes), management::recipient(bytes));
+    }
+}
+
+/// Messages that members send.
+#[cfg(fuzzing)]
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let v4 = ("10.1.2.3:5000", "10.1.2.4");
+    let v6 = ("[fe80::1%3]:5000", "fe80::2");
+    let seed = |(source, destination): (&str, &str)| {
+        let packet = Incoming {
+            len: 300,
+            source: source.parse().ok()?,
+            destination: destination.parse().ok()?,
+            traffic_class: 8,
+        };
+        Some([&forwarded::header(&packet)[..], &[1; 300]].concat())
+    };
+    [v4, v6].into_iter().filter_map(seed).collect()
 }
 
 /// The port, as a queue pair uses it.
@@ -233,9 +581,13 @@ pub(crate) struct RocePort {
 impl RocePort {
     /// Keeps packets from these sources from now on. What waits is dropped.
     pub(crate) fn keep_from(&mut self, from: Sources) {
-        if let Some(inbox) = self.ports.state.lock().inboxes.get_mut(&self.qpn) {
+        let mut state = self.ports.state.lock();
+        if let Some(inbox) = state.inboxes.get_mut(&self.qpn) {
             inbox.from = from;
+            inbox.moves = MOVES;
             inbox.packets.clear();
+            let flow = inbox.flow.take();
+            state.release(flow);
         }
     }
 
@@ -277,12 +629,9 @@ impl RocePort {
     pub(crate) fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> Dispatched {
         let mut done = Dispatched::default();
         let mut state = self.ports.state.lock();
-        let is_empty = |state: &State| {
-            let inbox = state.inboxes.get(&self.qpn);
-            inbox.is_none_or(|inbox| inbox.packets.is_empty())
-        };
-        if is_empty(&state) {
-            state.dispatch(&mut done);
+        let inbox = state.inboxes.get(&self.qpn);
+        if inbox.is_none_or(|inbox| inbox.packets.is_empty()) {
+            state.poll(self.qpn, &mut done);
         }
         let Some(inbox) = state.inboxes.get_mut(&self.qpn) else {
             return done;
@@ -305,9 +654,22 @@ impl Drop for RocePort {
     /// The port is free for others after the last queue pair.
     fn drop(&mut self) {
         let mut state = self.ports.state.lock();
-        state.inboxes.remove(&self.qpn);
+        let inbox = state.inboxes.remove(&self.qpn);
+        state.release(inbox.and_then(|inbox| inbox.flow));
+        let recipient = Recipient::member((self.qpn >> 8) as u16);
+        if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut())
+            && let Some(recipient) = recipient
+        {
+            members.leave(recipient);
+        }
         if state.inboxes.is_empty() {
-            state.sockets.clear();
+            // Other members get what is in the sockets.
+            let is_own = |open: &Open| open.process == getpid();
+            let mut done = Dispatched::default();
+            if state.open.as_ref().is_some_and(is_own) {
+                let _ = (0..DATAGRAM_RX_BATCHES).all(|_| state.look(&mut done));
+            }
+            state.open = None;
         }
     }
 }

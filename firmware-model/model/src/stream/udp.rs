@@ -1,8 +1,8 @@
 //! Kernel UDP.
 //!
-//! The sockets are not connected. Those of queue pairs do not fragment, so that the kernel sends
-//! IPv4 identification 0, which the ICRC covers. The source address of each packet is given with
-//! it.
+//! The sockets are not connected, except those for one peer. Those of queue pairs do not fragment,
+//! so that the kernel sends IPv4 identification 0, which the ICRC covers. The source address of
+//! each packet is given with it.
 
 use super::datagram::{DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, Outgoing, PACKET_ROOM, Refused};
 use super::descriptor::{Descriptor, Descriptors};
@@ -99,6 +99,10 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
     if options.shared {
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
+    // A socket that is bound to a group gets nothing of what is for one receiver.
+    if options.shared_by_user || options.shared && local.ip().is_multicast() {
+        sockopt::set_socket_reuseport(&socket, true)?;
+    }
     // The system may allow less.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_ROOM);
     datagrams::prepare(socket.as_fd(), ipv6)?;
@@ -111,7 +115,13 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
     if options.reports_refused {
         datagrams::return_refused(socket.as_fd(), ipv6)?;
     }
+    if options.only_sends {
+        datagrams::keep_nothing(socket.as_fd())?;
+    }
     net::bind(&socket, &local)?;
+    if let Some(peer) = options.peer {
+        net::connect(&socket, &peer)?;
+    }
     Ok(socket)
 }
 

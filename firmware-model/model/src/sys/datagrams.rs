@@ -132,6 +132,34 @@ pub(crate) fn return_refused(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), E
     set(socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)
 }
 
+/// Makes a socket drop the packets that arrive.
+pub(crate) fn keep_nothing(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    // A program of the classic BPF: the number of bytes to keep is 0 (linux/bpf_common.h: BPF_RET).
+    let mut instruction = libc::sock_filter {
+        code: 0x06,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let program = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut instruction,
+    };
+    // SAFETY: the program and its one instruction are live; the kernel only reads them, and only
+    // during the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            &raw const program,
+            size_of::<libc::sock_fprog>(),
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
 /// A packet that was sent and did not arrive.
 #[derive(Debug, Clone, Copy)]
 pub struct Refused {

@@ -30,7 +30,12 @@ fn device() -> Driver {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let last = NEXT.fetch_add(1, Ordering::Relaxed);
-    let ip = IpAddr::from([127, 128 | high, low, last]);
+    device_at(IpAddr::from([127, 128 | high, low, last]))
+}
+
+/// A device with this address of these tests.
+fn device_at(ip: IpAddr) -> Driver {
+    let [.., high, low] = std::process::id().to_be_bytes();
     // The port is on this address only, not on all of the host.
     Driver::start_with(ModelConfig {
         addresses: vec![DeviceAddress {
@@ -59,12 +64,20 @@ pub(super) struct Node {
 impl Node {
     /// In the state INIT.
     fn new(qpn: u32) -> Node {
-        Node::of(QpKind::ReliableConnected, qpn)
+        Node::with(device(), QpKind::ReliableConnected, qpn)
+    }
+
+    /// With the address of another one.
+    fn at(ip: IpAddr, qpn: u32) -> Node {
+        Node::with(device_at(ip), QpKind::ReliableConnected, qpn)
     }
 
     /// In the state INIT, with a queue pair of this kind.
     pub(super) fn of(kind: QpKind, qpn: u32) -> Node {
-        let driver = device();
+        Node::with(device(), kind, qpn)
+    }
+
+    fn with(driver: Driver, kind: QpKind, qpn: u32) -> Node {
         let end = queue_pair(&driver, kind, qpn);
         driver.modify(&end.qp, QpState::Init).unwrap();
         Node { driver, end, qpn }
@@ -833,24 +846,50 @@ fn only_connections_of_roce_have_paths() {
 }
 
 #[test]
-fn a_second_device_on_an_address_finds_the_port_taken() {
-    let node = Node::new(0x11);
-    let ip = node.ip();
-    let second = Driver::start_with(ModelConfig {
-        addresses: vec![DeviceAddress {
-            ip,
-            scope: 0,
-            prefix_len: 8,
-        }],
-        reach: Reach::Confined {
-            host: Vec::new(),
-            allow: Vec::new(),
-        },
-        ..config()
-    });
-    let wanted = || arguments(&second, QpKind::ReliableConnected, create_qp::ROCE);
-    let refused = second.try_qp(&wanted());
+fn a_port_that_is_not_shared_is_taken() {
+    let driver = device();
+    let ip = driver.device.core().config.addresses[0].ip;
+    let wanted = || arguments(&driver, QpKind::ReliableConnected, create_qp::ROCE);
+    let other = UdpSocket::bind((ip, UDP_PORT)).unwrap();
+    let refused = driver.try_qp(&wanted());
     assert_eq!(refused.err(), Some(Status::AddressInUse));
-    drop(node);
-    assert!(second.try_qp(&wanted()).is_ok());
+    drop(other);
+    assert!(driver.try_qp(&wanted()).is_ok());
+}
+
+/// The numbers of the queue pairs name the devices.
+#[test]
+fn devices_on_one_address_share_the_port() {
+    let first = [Node::new(0x11_1100), Node::new(0x22_2200)];
+    let again = |node: &Node, qpn| Node::at(node.ip(), qpn);
+    let mut pairs = [
+        [again(&first[0], 0x33_3300), again(&first[1], 0x44_4400)],
+        [again(&first[0], 0x55_5500), again(&first[1], 0x66_6600)],
+        first,
+    ];
+    for [near, far] in &pairs {
+        far.ready(near, &far.retries());
+        near.ready(far, &near.retries());
+    }
+    for cookie in 0..10 {
+        for [near, far] in &mut pairs {
+            for size in [1, 3000] {
+                let (here, there) = ((&near.driver, &mut near.end), (&far.driver, &mut far.end));
+                send_between(here, there, 2 * cookie, size);
+                let (here, there) = ((&near.driver, &mut near.end), (&far.driver, &mut far.end));
+                send_between(there, here, 2 * cookie + 1, size);
+            }
+        }
+    }
+    // A device that ends takes no other one with it.
+    let [rest @ .., ended] = pairs;
+    drop(ended);
+    for [mut near, mut far] in rest {
+        send_between(
+            (&near.driver, &mut near.end),
+            (&far.driver, &mut far.end),
+            100,
+            3000,
+        );
+    }
 }

@@ -545,7 +545,7 @@ mod tests {
 
 /// A connected unix socket. Dropping it never blocks, whatever the other end has sent.
 #[derive(Debug)]
-pub(super) struct LocalSocket {
+pub(in crate::stream) struct LocalSocket {
     /// Always present, until the value is dropped.
     socket: Option<Descriptor>,
     blocking: Arc<BlockingWork>,
@@ -567,7 +567,7 @@ impl LocalSocket {
         &self.blocking
     }
 
-    pub(super) fn descriptor(&self) -> Result<&Descriptor, Errno> {
+    pub(in crate::stream) fn descriptor(&self) -> Result<&Descriptor, Errno> {
         self.socket.as_ref().ok_or(Errno::BADF)
     }
 
@@ -603,7 +603,7 @@ impl LocalSocket {
     }
 
     /// Whether the other end is closed.
-    pub(super) fn is_hung_up(&self) -> bool {
+    pub(in crate::stream) fn is_hung_up(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let Ok(socket) = self.fd() else { return true };
         let mut polled = [PollFd::new(&socket, PollFlags::empty())];

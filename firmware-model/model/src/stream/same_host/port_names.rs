@@ -11,6 +11,7 @@ use super::user::User;
 use crate::stream::ANYWHERE;
 use crate::stream::descriptor::{Descriptor, Descriptors};
 use crate::sys::thread_start::ThreadStart;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
@@ -24,29 +25,34 @@ use std::sync::Arc;
 const BACKLOG: i32 = 1024;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// The name of the unix socket of a listener, or of a UDP port.
+/// The name of the unix socket of a port on an address, or on all of them.
 fn name(of: Protocol, ip: Option<IpAddr>, port: u16) -> Result<SocketAddrUnix, Errno> {
-    let of = match of {
-        Protocol::Tcp => "urnic",
-        Protocol::Udp => "urnic/udp",
-    };
-    let name = match ip {
-        Some(ip) => format!("{of}/{}/{port}", ip.to_canonical()),
-        None => format!("{of}/*/{port}"),
+    let ip = ip.map_or("*".to_owned(), |ip| ip.to_canonical().to_string());
+    let name = match of {
+        Protocol::Tcp => format!("urnic/{ip}/{port}"),
+        Protocol::Udp => format!("urnic/udp/{ip}/{port}"),
+        Protocol::Roce => format!("urnic/roce/{ip}/{port}"),
+        Protocol::RoceService(id) => format!("urnic/roce/service/{ip}/{id:x}"),
     };
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
-/// The protocol of a port.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Protocol {
+/// What a name is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::stream) enum Protocol {
+    /// A TCP port.
     Tcp,
+    /// A UDP port.
     Udp,
+    /// The queue pairs of RoCE v2 whose numbers begin with the port.
+    Roce,
+    /// A service ID of InfiniBand's connection manager; the port does not matter.
+    RoceService(u64),
 }
 
 /// The processes of this host that have the device's user.
 #[derive(Debug)]
-pub(super) struct PortNames {
+pub(in crate::stream) struct PortNames {
     descriptors: Arc<Descriptors>,
     blocking: Arc<BlockingWork>,
     routes: Routes,
@@ -57,7 +63,10 @@ impl PortNames {
     /// # Errors
     /// `EPERM`: this process does not belong to one user. `EAGAIN`: threads of earlier devices
     /// still block. Those of opening a netlink socket.
-    pub(super) fn new(descriptors: &Arc<Descriptors>, start: ThreadStart) -> Result<PortNames, Errno> {
+    pub(in crate::stream) fn new(
+        descriptors: &Arc<Descriptors>,
+        start: ThreadStart,
+    ) -> Result<PortNames, Errno> {
         Ok(PortNames {
             descriptors: descriptors.clone(),
             blocking: Arc::new(BlockingWork::new(start)?),
@@ -76,7 +85,11 @@ impl PortNames {
     }
 
     /// Opens the place where others find the port at `local`.
-    pub(super) fn listen(self: &Arc<Self>, of: Protocol, local: SocketAddr) -> Result<LocalListener, Errno> {
+    pub(in crate::stream) fn listen(
+        self: &Arc<Self>,
+        of: Protocol,
+        local: SocketAddr,
+    ) -> Result<LocalListener, Errno> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         let socket = self.descriptors.adopt(socket)?;
         let ip = Some(local.ip()).filter(|ip| *ip != ANYWHERE.ip());
@@ -91,7 +104,7 @@ impl PortNames {
 
     /// Connects to the process of the device's user that has the port at `remote`, an address of
     /// this host.
-    pub(super) fn connect(&self, of: Protocol, remote: SocketAddr) -> Option<LocalSocket> {
+    pub(in crate::stream) fn connect(&self, of: Protocol, remote: SocketAddr) -> Option<LocalSocket> {
         if self.blocking.is_full() || !self.routes.is_local(remote.ip()) {
             return None;
         }
@@ -136,7 +149,7 @@ impl PortNames {
 
 /// The socket to which other processes connect to find a port.
 #[derive(Debug)]
-pub(super) struct LocalListener {
+pub(in crate::stream) struct LocalListener {
     /// Always present, until the value is dropped.
     socket: Option<Descriptor>,
     peers: Arc<PortNames>,
@@ -147,7 +160,7 @@ pub(super) struct LocalListener {
 impl LocalListener {
     /// The next connection of a process of the device's user. Connections of others are closed. All
     /// count towards `looks`, the number of connections that are examined before the next call.
-    pub(super) fn accept(&self, looks: &mut usize) -> Option<LocalSocket> {
+    pub(in crate::stream) fn accept(&self, looks: &mut usize) -> Option<LocalSocket> {
         let PortNames {
             descriptors,
             blocking,
@@ -170,6 +183,11 @@ impl LocalListener {
     /// Whether this is the process that listens, and not a forked child.
     pub(super) fn is_own(&self) -> bool {
         getpid() == self.process
+    }
+
+    /// The descriptor to poll for connections.
+    pub(in crate::stream) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
     }
 }
 

@@ -181,12 +181,10 @@ impl Sctp {
         listens: Option<bool>,
     ) -> Result<(SocketAddr, MakeEndpoint), Errno> {
         let options = DatagramOptions {
-            shared: false,
-            by_udp: false,
             ipv6_only: listens.unwrap_or(true),
             reports_refused: true,
             long_packets: true,
-            all_groups: false,
+            ..DatagramOptions::EXCLUSIVE
         };
         let socket = self.network.bind_datagrams(local, options)?;
         let local = socket.local();

@@ -35,6 +35,16 @@ pub fn same_host(data: &[u8]) {
     crate::stream::same_host::testing::fuzzing::same_host(data);
 }
 
+/// A packet of RoCE v2 that another process passes on.
+pub fn roce_forwarded(data: &[u8]) {
+    crate::stream::roce_port::fuzz(data);
+}
+
+/// Inputs of [`roce_forwarded`] to start from.
+pub fn roce_forwarded_seeds() -> Vec<Vec<u8>> {
+    crate::stream::roce_port::seeds()
+}
+
 /// A command with any opcode and arguments: mostly addresses and small numbers.
 fn any_command(source: &mut Source<'_>) -> Command {
     let opcode = Opcode::from_raw(source.byte().into()).unwrap_or(Opcode::QueryDevice);

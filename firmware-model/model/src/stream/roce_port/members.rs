@@ -1,0 +1,263 @@
+//! The other members: devices of this user in the network namespace, in this process or in others,
+//! that have sockets of the port, too.
+//!
+//! Each has an abstract unix socket for each upper half of its queue pairs' numbers, and for each
+//! service that it listens for. A member that reads a packet for another one passes it on by a
+//! connection to such a socket. Both ends ask the kernel for the other one's user first
+//! ([`PortNames`]). Nothing waits: a packet for which there is no room is dropped, as in a network.
+
+use super::forwarded::{self, MESSAGE_ROOM};
+use super::ready::{Ready, Source};
+use crate::stream::datagram::Incoming;
+use crate::stream::same_host::{LocalListener, LocalSocket, PortNames, Protocol};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use std::collections::HashMap;
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Connections to other members, and from them, at most: one for each process of a large host.
+const CONNECTIONS: usize = 256;
+/// Connections that are taken at once at most.
+const ACCEPTS: usize = 16;
+/// Members that are searched, and not found, for the packets of one call at most.
+const SEARCHES: usize = 4;
+/// The time for which a member that was not found is not searched again.
+const ABSENT: Duration = Duration::from_millis(5);
+/// Absent members that are remembered at most.
+const MOST_ABSENT: usize = 256;
+/// Bytes of passed packets that wait for a member at most, if the system permits so many.
+const SEND_ROOM: usize = 1 << 20;
+
+/// A member, as packets name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Recipient {
+    /// By the upper 16 bits of a number, which are a native port.
+    Member(u16),
+    /// By the service ID of a listener.
+    Service(u64),
+}
+
+impl Recipient {
+    /// No member has port 0.
+    pub(super) fn member(port: u16) -> Option<Recipient> {
+        (port != 0).then_some(Recipient::Member(port))
+    }
+
+    fn name(self) -> (Protocol, u16) {
+        match self {
+            Recipient::Member(port) => (Protocol::Roce, port),
+            Recipient::Service(id) => (Protocol::RoceService(id), 0),
+        }
+    }
+}
+
+/// What came of a packet for another member.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Passed {
+    /// The member has it.
+    On,
+    /// The member has no room: it has not read for a while.
+    Full,
+    /// There is no such member.
+    Nobody,
+}
+
+/// What a connection had.
+#[derive(Debug)]
+pub(super) enum Message<'a> {
+    Packet(Incoming, &'a [u8]),
+    Nothing,
+    /// It is closed.
+    End,
+}
+
+/// A name of this member.
+#[derive(Debug)]
+struct Own {
+    recipient: Recipient,
+    /// Queue pairs that need it.
+    users: usize,
+    listeners: Vec<(u32, LocalListener)>,
+}
+
+/// This member's names, and its connections with others.
+#[derive(Debug)]
+pub(super) struct Members {
+    names: Arc<PortNames>,
+    /// The addresses that the member has the port on.
+    addresses: Box<[IpAddr]>,
+    own: Vec<Own>,
+    incoming: HashMap<u32, LocalSocket>,
+    outgoing: HashMap<(IpAddr, Recipient), LocalSocket>,
+    absent: HashMap<(IpAddr, Recipient), Instant>,
+    searches: usize,
+}
+
+impl Members {
+    pub(super) fn new(names: Arc<PortNames>, addresses: &[IpAddr]) -> Members {
+        Members {
+            names,
+            addresses: addresses.into(),
+            own: Vec::new(),
+            incoming: HashMap::new(),
+            outgoing: HashMap::new(),
+            absent: HashMap::new(),
+            searches: SEARCHES,
+        }
+    }
+
+    /// Takes a name, once more if the member has it.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another process has the name. Those of opening a socket.
+    pub(super) fn enter(&mut self, recipient: Recipient, ready: &mut Ready) -> Result<(), Errno> {
+        if let Some(own) = self.own.iter_mut().find(|own| own.recipient == recipient) {
+            own.users += 1;
+            return Ok(());
+        }
+        let (of, port) = recipient.name();
+        let mut listeners = Vec::new();
+        for ip in &self.addresses {
+            let listener = self.names.listen(of, SocketAddr::new(*ip, port))?;
+            let fd = listener.descriptor().ok_or(Errno::BADF)?;
+            listeners.push((ready.add(fd, Source::Listener)?, listener));
+        }
+        self.own.push(Own {
+            recipient,
+            users: 1,
+            listeners,
+        });
+        Ok(())
+    }
+
+    /// Gives a name back.
+    pub(super) fn leave(&mut self, recipient: Recipient) {
+        self.own.retain_mut(|own| {
+            own.users -= usize::from(own.recipient == recipient);
+            own.users > 0
+        });
+    }
+
+    /// Whether a name is this member's own.
+    pub(super) fn has(&self, recipient: Recipient) -> bool {
+        self.own.iter().any(|own| own.recipient == recipient)
+    }
+
+    /// Whether another member has been seen.
+    #[cfg(test)]
+    pub(super) fn has_others(&self) -> bool {
+        !(self.incoming.is_empty() && self.outgoing.is_empty())
+    }
+
+    /// Takes connections of a listener; returns whether there were some.
+    pub(super) fn accept(&mut self, id: u32, ready: &mut Ready) -> bool {
+        let mut listeners = self.own.iter().flat_map(|own| &own.listeners);
+        let Some((_, listener)) = listeners.find(|(own, _)| *own == id) else {
+            return false;
+        };
+        let mut looks = ACCEPTS;
+        let mut some = false;
+        while let Some(socket) = listener.accept(&mut looks) {
+            some = true;
+            if self.incoming.len() >= CONNECTIONS {
+                continue;
+            }
+            let fd = socket.descriptor();
+            if let Ok(Ok(id)) = fd.map(|fd| ready.add(rustix::fd::AsFd::as_fd(fd), Source::Member)) {
+                self.incoming.insert(id, socket);
+            }
+        }
+        some
+    }
+
+    /// Takes a message from another member. A connection that has something else is closed.
+    pub(super) fn receive<'b>(&mut self, id: u32, buffer: &'b mut [u8]) -> Message<'b> {
+        let Some(socket) = self.incoming.get(&id).and_then(|socket| socket.descriptor().ok()) else {
+            return Message::End;
+        };
+        let room = buffer.get_mut(..MESSAGE_ROOM).unwrap_or_default();
+        // Descriptors in a message, which no member sends, are dropped by the kernel.
+        match recv(socket, &mut *room, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+            Err(Errno::AGAIN | Errno::INTR) => Message::Nothing,
+            Ok((_, len)) => match room.get(..len).and_then(forwarded::parse) {
+                Some((packet, bytes)) => Message::Packet(packet, bytes),
+                None => self.end(id),
+            },
+            Err(_) => self.end(id),
+        }
+    }
+
+    fn end(&mut self, id: u32) -> Message<'static> {
+        self.incoming.remove(&id);
+        Message::End
+    }
+
+    /// Permits searches for the packets of one more call.
+    pub(super) fn begin(&mut self) {
+        self.searches = SEARCHES;
+    }
+
+    /// Passes a packet to the member that it is for.
+    pub(super) fn pass(&mut self, to: Recipient, packet: &Incoming, bytes: &[u8]) -> Passed {
+        let key = (packet.destination, to);
+        let header = forwarded::header(packet);
+        let message = [IoSlice::new(&header), IoSlice::new(bytes)];
+        // A member that has ended may have a successor.
+        for _ in 0..2 {
+            let Some(socket) = self.connection(key) else {
+                return Passed::Nobody;
+            };
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(socket, &message, &mut SendAncillaryBuffer::default(), flags) {
+                Ok(_) => return Passed::On,
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Passed::Full,
+                Err(_) => self.outgoing.remove(&key),
+            };
+        }
+        Passed::Nobody
+    }
+
+    /// The connection to a member, a new one if there is none.
+    fn connection(&mut self, key: (IpAddr, Recipient)) -> Option<&crate::stream::descriptor::Descriptor> {
+        if !self.outgoing.contains_key(&key) {
+            let found = self.search(key)?;
+            if self.outgoing.len() >= CONNECTIONS {
+                let some = *self.outgoing.keys().next()?;
+                self.outgoing.remove(&some);
+            }
+            self.outgoing.insert(key, found);
+        }
+        self.outgoing.get(&key)?.descriptor().ok()
+    }
+
+    fn search(&mut self, key: (IpAddr, Recipient)) -> Option<LocalSocket> {
+        let is_absent = |since: &Instant| since.elapsed() < ABSENT;
+        if self.searches == 0 || self.absent.get(&key).is_some_and(is_absent) {
+            return None;
+        }
+        let (ip, recipient) = key;
+        let (of, port) = recipient.name();
+        let found = self.names.connect(of, SocketAddr::new(ip, port));
+        match &found {
+            Some(socket) => {
+                // The system may allow less.
+                if let Ok(socket) = socket.descriptor() {
+                    let _ = set_socket_send_buffer_size(socket, SEND_ROOM);
+                }
+                self.absent.remove(&key);
+            }
+            None => {
+                self.searches -= 1;
+                if self.absent.len() >= MOST_ABSENT {
+                    self.absent.clear();
+                }
+                self.absent.insert(key, Instant::now());
+            }
+        }
+        found
+    }
+}
