@@ -56,6 +56,9 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         Message::Request.check(self.identity, &parameters.private_data)?;
+        if self.speaks_roce() {
+            return self.connect_by_messages(world, handle, &parameters);
+        }
         let id = self.own(channel, handle)?;
         let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
         let ConnPolicy {
@@ -513,6 +516,9 @@ impl Engine {
     /// The network reports that a message to another connection manager did not arrive: no process
     /// has the UDP port, or it cannot be reached.
     pub fn message_refused(&mut self, world: &mut World<'_>, port: u32, number: u32, errno: Errno) {
+        if self.request_refused(world, (port, number), errno) {
+            return;
+        }
         let Some(handle) = self.datagrams.requests.get(&(port, number)).copied() else {
             return;
         };

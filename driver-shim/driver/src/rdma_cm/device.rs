@@ -20,7 +20,7 @@ use crate::message_queues::{Messages, Reach, Received};
 use crate::streams::Streams;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::Close;
-use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
+use urnic_cm::rdma_cm::{ChannelAdapter, Device, Engine, Notice, World};
 use urnic_config::Llp;
 use urnic_process::interrupt_context;
 use urnic_process::port_gids::gid_of;
@@ -477,6 +477,22 @@ impl Device for CmDevice<'_> {
 
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno> {
         self.slot_of(local)?.number(0)
+    }
+
+    fn device_of_port(&mut self, port: u32) -> u32 {
+        Slot::split(port).0.number(0).unwrap_or(0)
+    }
+
+    fn channel_adapter(&mut self, device: u32) -> Result<ChannelAdapter, Errno> {
+        let (slot, _) = Slot::split(device);
+        let driver = self.devices.driver(slot).ok_or(Errno::IO)?;
+        let index = self.devices.index(slot).ok_or(Errno::IO)?;
+        let inventory = self.inventory.ok_or(Errno::NODEV)?;
+        Ok(ChannelAdapter {
+            guid: u64::from_be(inventory.node_guid(index)),
+            path_mtu: inventory.path_mtu(index).ok_or(Errno::NODEV)?,
+            native_port: driver.native_port()?,
+        })
     }
 
     fn close_port(&mut self, port: u32) {
