@@ -15,18 +15,15 @@ use crate::refusal::{Reason, Refusal};
 use urnic_process::addressing::AddressVector;
 use urnic_process::port_gids::ip_of;
 use urnic_process::reachability;
+use urnic_wire::roce::{MULTICAST_QPN, UDP_PORT};
 
-/// The UDP port of RoCE v2: multicast groups receive at this port.
-const MULTICAST_PORT: u16 = 4791;
-/// The number of the queue pair in datagrams to a multicast group.
-const MULTICAST_QPN: u32 = 0xff_ffff;
 /// Attempts to find a number that no queue pair of this process has.
 const ATTEMPTS: u32 = 64;
 
 /// The number of a new queue pair.
 pub(crate) struct Number {
     pub(crate) qpn: u32,
-    /// The device's number of the UDP port; 0 for a connected queue pair.
+    /// The device's number of the UDP port; 0 for a queue pair without a port of its own.
     pub(crate) port: u32,
 }
 
@@ -37,6 +34,8 @@ pub struct Destination {
     pub(crate) scope: u32,
     pub(crate) source: u8,
     pub(crate) traffic_class: u8,
+    /// The peer's queue pairs share the port of RoCE v2.
+    pub(crate) shares_port: bool,
 }
 
 /// Most address handles at a time: enough for each queue pair of a large cluster.
@@ -57,7 +56,8 @@ impl Destination {
     #[inline]
     pub fn address(&self, qpn: u32, qkey: u32) -> DatagramAddress {
         let (port, qpn) = match self.ip.is_multicast() {
-            true => (MULTICAST_PORT, MULTICAST_QPN),
+            true => (UDP_PORT, MULTICAST_QPN),
+            false if self.shares_port => (UDP_PORT, qpn),
             false => ((qpn >> 8) as u16, qpn),
         };
         DatagramAddress {
@@ -93,7 +93,7 @@ impl Driver {
         let mut found = Err(Errno::ADDRINUSE);
         for _ in 0..ATTEMPTS {
             let number = match kind {
-                QpKind::UnreliableDatagram => self.bind_datagrams(),
+                QpKind::UnreliableDatagram if !self.speaks_roce() => self.bind_datagrams(),
                 _ => self
                     .with_native(|engine, world| engine.add_queue_pair(world))
                     .map(|qpn| Number { qpn, port: 0 }),
@@ -195,6 +195,7 @@ impl Driver {
             scope: if local_scope { own.scope } else { 0 },
             source: u8::try_from(entry.address).map_err(|_| unknown.invalid())?,
             traffic_class: av.traffic_class,
+            shares_port: self.speaks_roce(),
         })
     }
 }
@@ -266,7 +267,7 @@ impl Qp {
         let mut outcome = Err(Errno::INVAL);
         for (source, _) in same_family {
             let arguments = Multicast {
-                group: Endpoint::from(SocketAddr::new(group, MULTICAST_PORT)),
+                group: Endpoint::from(SocketAddr::new(group, UDP_PORT)),
                 qid: self.qid.into(),
                 source: (source as u32).into(),
             };

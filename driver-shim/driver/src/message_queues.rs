@@ -3,6 +3,9 @@
 //! Each UDP port of the connection manager has a queue pair of kind UD, as programs have them, but
 //! with the number of the general services. All share a receive queue and a completion queue, whose
 //! notifications come with the interrupts of asynchronous events.
+//!
+//! On the wire of RoCE v2 a device has one such queue pair, at the port of all queue pairs. A UDP
+//! port of the connection manager then only holds the number against others.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -11,8 +14,8 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use urnic_device::command::{
-    CreateCq, CreateMr, CreateQp, CreateSrq, Handle, ModifyQp, Nothing, Opcode, QueueHandle, cq, features,
-    modify,
+    CreateCq, CreateMr, CreateQp, CreateSrq, Handle, ModifyQp, Nothing, Opcode, QueueHandle, cq, create_qp,
+    features, modify,
 };
 use urnic_device::cqe::{Cqe, CqeFlags};
 use urnic_device::doorbell::{Doorbell, Kind};
@@ -62,6 +65,8 @@ pub(crate) struct Messages {
     receives: ReceiveQueue,
     completions: CompletionQueue,
     ports: HashMap<u32, Port>,
+    /// On the wire of RoCE v2, the one that carries all messages.
+    general: Option<u32>,
 }
 
 struct ReceiveQueue {
@@ -107,6 +112,8 @@ pub(crate) struct Reach<'a> {
     pub(crate) attributes: &'a Attributes,
     /// The addresses of the device.
     pub(crate) gids: &'a [Gid],
+    /// The wire is that of RoCE v2.
+    pub(crate) speaks_roce: bool,
 }
 
 impl Messages {
@@ -145,6 +152,7 @@ impl Messages {
             stag: region.id.get(),
             buffers,
             ports: HashMap::new(),
+            general: None,
         };
         for buffer in 0..RECEIVES {
             messages.post_receive(reach, buffer.into());
@@ -163,18 +171,48 @@ impl Messages {
         local: SocketAddr,
         ipv6_only: bool,
     ) -> Result<(u32, u16), Errno> {
-        let one_family = if ipv6_only { bind::IPV6_ONLY } else { 0 };
+        if reach.speaks_roce {
+            self.open_general(reach)?;
+        }
+        let flags = [
+            (ipv6_only, bind::IPV6_ONLY),
+            (!reach.speaks_roce, bind::REPORT_REFUSED),
+        ];
+        let flags = flags.into_iter().filter(|(given, _)| *given);
         let arguments = BindDatagrams {
             local: Endpoint::from(local),
-            flags: (bind::REPORT_REFUSED | one_family).into(),
+            flags: flags.fold(0, |flags, (_, flag)| flags | flag).into(),
             reserved: 0.into(),
         };
         let bound: DatagramPort = reach.commands.call(Opcode::BindDatagrams, &arguments)?;
-        let close = |_: &Errno| {
-            let _ = reach.commands.destroy(Opcode::CloseDatagrams, bound.id.get());
+        let id = bound.id.get();
+        let number = match reach.speaks_roce {
+            true => id,
+            false => self.create(reach, id, 0).inspect_err(|_| {
+                // The device closed the port if the queue pair had it already.
+                let _ = reach.commands.destroy(Opcode::CloseDatagrams, id);
+            })?,
         };
-        let ring: OwnRing<Ring<_>> =
-            OwnRing::new(reach.pool, BLOCK_LEN << LOG_SEND_QUEUE).inspect_err(close)?;
+        Ok((number, bound.port.get() as u16))
+    }
+
+    /// The number of the queue pair that carries all messages on the wire of RoCE v2.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` if the port of RoCE v2 is in use; those of the device's commands.
+    pub(crate) fn open_general(&mut self, reach: Reach<'_>) -> Result<u32, Errno> {
+        if let Some(general) = self.general {
+            return Ok(general);
+        }
+        let general = self.create(reach, 0, create_qp::ROCE)?;
+        self.general = Some(general);
+        Ok(general)
+    }
+
+    /// Makes a queue pair that is ready to send, at the UDP port with the number `datagrams` or by
+    /// the `rules` at another one.
+    fn create(&mut self, reach: Reach<'_>, datagrams: u32, rules: u32) -> Result<u32, Errno> {
+        let ring: OwnRing<Ring<_>> = OwnRing::new(reach.pool, BLOCK_LEN << LOG_SEND_QUEUE)?;
         let arguments = CreateQp {
             sq_ring: ring.iova().into(),
             rq_ring: 0.into(),
@@ -189,13 +227,12 @@ impl Messages {
             rq_log_size: 0.into(),
             rq_log_stride: 0.into(),
             kind: (QpKind::UnreliableDatagram as u32).into(),
-            datagrams: bound.id,
-            rules: 0.into(),
+            datagrams: datagrams.into(),
+            rules: rules.into(),
             max_datagram: 0.into(),
             reserved: 0.into(),
         };
-        let created: Result<QueueHandle, _> = reach.commands.call(Opcode::CreateQp, &arguments);
-        let handle = created.inspect_err(close)?;
+        let handle: QueueHandle = reach.commands.call(Opcode::CreateQp, &arguments)?;
         let qid = handle.id.get();
         let port = Port {
             qid,
@@ -210,13 +247,22 @@ impl Messages {
             reach
                 .commands
                 .run(Opcode::ModifyQp, &to_state(qid, state))
-                .inspect_err(|_| self.close(reach, qid))?;
+                .inspect_err(|_| self.destroy(reach, qid))?;
         }
-        Ok((qid, bound.port.get() as u16))
+        Ok(qid)
     }
 
     /// Closes a port.
     pub(crate) fn close(&mut self, reach: Reach<'_>, port: u32) {
+        if !reach.speaks_roce {
+            return self.destroy(reach, port);
+        }
+        if let Err(errno) = reach.commands.destroy(Opcode::CloseDatagrams, port) {
+            tracing::debug!("a UDP port was not closed: {errno}");
+        }
+    }
+
+    fn destroy(&mut self, reach: Reach<'_>, port: u32) {
         if let Err(errno) = reach.commands.destroy(Opcode::DestroyQp, port) {
             tracing::debug!("qid {port}: a port for messages was not closed: {errno}");
         }
@@ -235,6 +281,10 @@ impl Messages {
         address: &DatagramAddress,
         message: &[u8; MAD_LEN],
     ) -> Result<u32, Errno> {
+        let port = match reach.speaks_roce {
+            true => self.open_general(reach)?,
+            false => port,
+        };
         let port = self.ports.get_mut(&port).ok_or(Errno::INVAL)?;
         if port.waiting.len() >= MAX_WAITING {
             return Err(Errno::AGAIN);

@@ -19,12 +19,16 @@ const MTU_256: u32 = 128;
 impl Driver {
     /// The rule of a new queue pair ([`create_qp::ROCE`]), if it speaks RoCE v2.
     pub(crate) fn wire_rule(&self, kind: QpKind) -> u32 {
-        let has_roce = self.attributes().features & features::ROCE != 0;
-        let is_wanted = self.identity().is_roce() && self.config().wire == Wire::Roce;
-        match kind == QpKind::ReliableConnected && is_wanted && has_roce {
+        match kind != QpKind::UnreliableConnected && self.speaks_roce() {
             true => create_qp::ROCE,
             false => 0,
         }
+    }
+
+    /// Whether the wire is that of RoCE v2.
+    pub(crate) fn speaks_roce(&self) -> bool {
+        let has_roce = self.attributes().features & features::ROCE != 0;
+        self.identity().is_roce() && self.config().wire == Wire::Roce && has_roce
     }
 
     /// The refusal of a queue pair that the device could not create for this reason.

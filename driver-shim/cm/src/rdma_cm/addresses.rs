@@ -493,15 +493,19 @@ impl Engine {
         }
     }
 
-    /// The id at the port of a request that has the requested service.
+    /// The id that has the requested service, at the port of the request if there is one: the port
+    /// may be common to all services.
     pub(super) fn asked_id(&self, inquiry: &Inquiry) -> Option<u32> {
-        let place = self.place_of(inquiry.port)?;
         let service = inquiry.request.service_id;
         let is_asked = |handle: &&u32| {
             let id = self.ids.get(handle);
             id.is_some_and(|id| id.has_service(service, inquiry.arrival.local))
         };
-        place.holders.iter().find(is_asked).copied()
+        let at_port = self.place_of(inquiry.port).into_iter();
+        let mut holders = at_port
+            .chain(self.datagrams.places.values())
+            .flat_map(|place| &place.holders);
+        holders.find(is_asked).copied()
     }
 
     /// The bound port with this number.

@@ -57,8 +57,12 @@ pub trait Device: Carrier {
     /// means IPv4, unless `ipv6_only`. Returns its number and the UDP port;
     /// `Engine::message_received` takes the messages that arrive there. With several devices, an
     /// unspecified address means a number for each address of all devices.
+    ///
+    /// With the wire of RoCE v2 the port only holds its number: all messages come and go by one
+    /// queue pair of the device, whose number is that of [`open_port_of`](Self::open_port_of).
     fn open_ports(&mut self, local: SocketAddr, ipv6_only: bool) -> Result<(Vec<u32>, u16), Errno>;
-    /// Opens a UDP port for such messages on this device, and returns its number.
+    /// Opens a UDP port for such messages on this device, and returns its number. With the wire of
+    /// RoCE v2 this is the number of queue pair 1, at each call the same.
     fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno>;
     /// A number of the device that has the address.
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno>;

@@ -553,7 +553,8 @@ impl Qp {
         let _changes = self.attr.lock();
         self.driver.native_retire(self.qpn, false);
         self.driver.commands.destroy(Opcode::DestroyQp, self.qid)?;
-        if self.kind != QpKind::UnreliableDatagram {
+        // The device has closed the port of any other.
+        if self.kind != QpKind::UnreliableDatagram || self.speaks_roce {
             self.driver.native_remove(self.qpn);
         }
         self.driver.remove_qp(self);

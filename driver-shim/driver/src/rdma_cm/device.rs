@@ -9,6 +9,7 @@ use urnic_device::command::modify;
 use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_device::wqe::DatagramAddress;
 use urnic_wire::mad::{MAD_LEN, MANAGEMENT_QKEY, MANAGEMENT_QPN};
+use urnic_wire::roce::UDP_PORT;
 
 use crate::driver::Driver;
 use crate::events::now;
@@ -153,7 +154,11 @@ impl Driver {
             qkey: MANAGEMENT_QKEY.into(),
             qpn: MANAGEMENT_QPN.into(),
             scope: scope.into(),
-            port: remote.port().into(),
+            port: match self.speaks_roce() {
+                true => UDP_PORT,
+                false => remote.port(),
+            }
+            .into(),
             source,
             traffic_class,
         };
@@ -171,6 +176,19 @@ impl Driver {
         messages.lock().open(self.reach(), local, ipv6_only)
     }
 
+    /// The number of the queue pair that carries the messages of all ports on the wire of RoCE v2;
+    /// on another wire, that of a new UDP port. The caller holds the connection manager's lock.
+    ///
+    /// # Errors
+    /// As [`open_message_port`](Self::open_message_port).
+    fn open_common_port(&self, local: SocketAddr) -> Result<u32, Errno> {
+        if !self.speaks_roce() {
+            return Ok(self.open_message_port(local, false)?.0);
+        }
+        let messages = self.connections().messages_or(|| Messages::new(self.reach()))?;
+        messages.lock().open_general(self.reach())
+    }
+
     /// Closes a UDP port.
     fn close_message_port(&self, port: u32) {
         if let Some(messages) = self.connections().messages() {
@@ -185,6 +203,7 @@ impl Driver {
             commands: self.commands(),
             attributes: self.attributes(),
             gids: self.gids(),
+            speaks_roce: self.speaks_roce(),
         }
     }
 }
@@ -471,7 +490,7 @@ impl Device for CmDevice<'_> {
 
     fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno> {
         let (slot, _) = Slot::split(device);
-        let (port, _) = self.in_slot(slot, |streams| streams.driver.open_message_port(local, false))?;
+        let port = self.in_slot(slot, |streams| streams.driver.open_common_port(local))?;
         slot.number(port)
     }
 
@@ -488,6 +507,9 @@ impl Device for CmDevice<'_> {
         let driver = self.devices.driver(slot).ok_or(Errno::IO)?;
         let index = self.devices.index(slot).ok_or(Errno::IO)?;
         let inventory = self.inventory.ok_or(Errno::NODEV)?;
+        if !driver.speaks_roce() {
+            return Err(Errno::OPNOTSUPP);
+        }
         Ok(ChannelAdapter {
             guid: u64::from_be(inventory.node_guid(index)),
             path_mtu: inventory.path_mtu(index).ok_or(Errno::NODEV)?,

@@ -3,7 +3,7 @@
 
 use super::Job;
 use super::answer::{Answer, Check as _, Refused, argument, count, done, handle, ok};
-use crate::datagram::DatagramParams;
+use crate::datagram::{DatagramParams, Ports as DatagramPorts};
 use crate::events::{Effects, EventQueue};
 use crate::host::Record;
 use crate::memory::DomainUse;
@@ -327,7 +327,7 @@ impl Job<'_> {
         let kind = kind.of(argument!(CreateQp.kind))?;
         let rules = parse_rules(arguments.rules.get());
         let [infiniband, blocks_own_multicast, is_roce] = rules.of(argument!(CreateQp.rules))?;
-        (!is_roce || kind == QpKind::ReliableConnected).of(argument!(CreateQp.rules))?;
+        (!is_roce || kind != QpKind::UnreliableConnected).of(argument!(CreateQp.rules))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
         let send_cq = core.cqs.find(arguments.send_cq.get());
@@ -366,13 +366,19 @@ impl Job<'_> {
                     })
                 }
                 QpKind::UnreliableDatagram => {
-                    let port = core.ports.take(arguments.datagrams.get());
+                    let ports = match is_roce {
+                        true => DatagramPorts::Shared(self.roce_port(label, qid)?),
+                        false => {
+                            let sockets = core.ports.take(arguments.datagrams.get());
+                            DatagramPorts::Own(sockets.ok_or(Status::InvalidHandle)?)
+                        }
+                    };
                     let params = DatagramParams {
                         sq: sq.of_datagrams(),
                         send_cq,
                         rq,
                         recv_cq,
-                        sockets: port.ok_or(Status::InvalidHandle)?,
+                        ports,
                         max_payload: match arguments.max_datagram.get() as usize {
                             0 => MAX_PAYLOAD,
                             max => max.min(MAX_PAYLOAD),

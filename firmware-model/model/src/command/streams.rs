@@ -6,7 +6,7 @@ use crate::rdmap::Attachment;
 use crate::runtime::streaming::{MAX_PENDING, status};
 use crate::stream::Listener;
 use crate::stream::datagram::{DatagramOptions, DatagramSocket};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use urnic_device::command::{Handle, Status};
 use urnic_device::stream::{
     Attach, BindDatagrams, Close, Connect, DatagramPort, Listen, Listening, MAX_STREAMING, Multicast,
@@ -250,12 +250,12 @@ impl Job<'_> {
         }
         let own = core.config.addresses.iter().find(|own| own.ip == interface);
         let scope = own.map_or(0, |own| own.scope);
-        let everywhere = match group {
-            SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
-            SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-        };
-        let socket = || {
-            let place = SocketAddr::new(everywhere, group.port());
+        let socket = |mut place: SocketAddr| {
+            if let SocketAddr::V6(v6) = &mut place
+                && !v6.ip().is_unspecified()
+            {
+                v6.set_scope_id(scope);
+            }
             let options = DatagramOptions {
                 shared: true,
                 ..DatagramOptions::default()

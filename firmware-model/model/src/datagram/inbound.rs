@@ -1,8 +1,9 @@
 //! Receives packets, checks them, and completes receives.
 
-use super::Engine;
 use super::refused;
+use super::{Engine, Ports};
 use crate::counters::Counter;
+use crate::events::Requests;
 use crate::queues::Overflow;
 use crate::stream::datagram::{BATCH, DatagramSocket, Incoming, PACKET_ROOM, Refused};
 use crate::transport::placement::{Cursor, scatter};
@@ -12,7 +13,9 @@ use std::net::SocketAddr;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{QpState, WcOpcode, WcStatus};
-use urnic_wire::roce::{Body, Deth, Ends, GRH_LEN, Immediate, MULTICAST_QPN, grh, parse};
+use urnic_wire::roce::{
+    Body, Deth, Ends, GRH_LEN, Immediate, MULTICAST_QPN, UDP_PORT, grh, parse, parse_numbered,
+};
 
 /// The hop limit in the GRH: the socket does not report the packet's hop limit.
 const HOP_LIMIT: u8 = 64;
@@ -28,8 +31,12 @@ impl Engine {
     /// Takes all packets that have arrived.
     pub(crate) fn receive(&mut self, env: &mut Env<'_>) -> RxOutcome {
         let mut buffer = env.buffers.take();
-        let mut more = false;
-        for source in 0..self.sockets.len() + self.groups.len() {
+        let mut more = self.receive_shared(&mut *buffer, env);
+        let groups = match self.ports.groups_have_sockets() {
+            true => self.groups.len(),
+            false => 0,
+        };
+        for source in 0..self.ports.own_sockets() + groups {
             more |= self.receive_from(source, &mut *buffer, env);
         }
         env.buffers.give(buffer);
@@ -40,6 +47,46 @@ impl Engine {
             true => RxOutcome::More,
             false => RxOutcome::Drained,
         }
+    }
+
+    /// Takes the packets that have arrived at the shared port; returns whether there may be more.
+    fn receive_shared(&mut self, buffer: &mut [u8], env: &mut Env<'_>) -> bool {
+        let mut incoming = std::mem::take(&mut self.incoming);
+        let mut more = false;
+        for batch in 0..DATAGRAM_RX_BATCHES {
+            let Ports::Shared(shared) = &mut self.ports else {
+                break;
+            };
+            incoming.clear();
+            let most = if batch == 0 { DATAGRAM_FIRST_BATCH } else { BATCH };
+            let room = buffer.get_mut(..most * PACKET_ROOM).unwrap_or_default();
+            let read = shared.receive(room, &mut incoming);
+            read.count(env.counters);
+            env.counters.add(Counter::RxCalls, 1);
+            for qid in read.woken {
+                env.effects.kick(qid, Requests::RECEIVE);
+            }
+            for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
+                let Some(bytes) = place.get(..packet.len) else {
+                    env.counters.add(Counter::RxDatagramErrors, 1);
+                    continue;
+                };
+                env.received(bytes.len() as u64);
+                let group = SocketAddr::new(packet.destination, UDP_PORT);
+                let group = Some(group).filter(|group| group.ip().is_multicast());
+                self.take(bytes, packet, UDP_PORT, group, env);
+            }
+            // A program that polls has what came before the next call.
+            if let Err(Overflow) = self.recv_cq.flush(env) {
+                self.fail(QpFault::CqOverflow, env);
+            }
+            more = incoming.len() == most;
+            if !more || env.is_stopped() {
+                break;
+            }
+        }
+        self.incoming = incoming;
+        more
     }
 
     /// Takes the packets that have arrived at a socket; returns whether there may be more.
@@ -94,8 +141,8 @@ impl Engine {
 
     /// A socket, and the group that it receives.
     fn source(&mut self, index: usize) -> Option<(&mut dyn DatagramSocket, Option<SocketAddr>)> {
-        match index.checked_sub(self.sockets.len()) {
-            None => Some((self.sockets.get_mut(index)?.as_mut(), None)),
+        match index.checked_sub(self.ports.own_sockets()) {
+            None => Some((self.ports.sender(index)?, None)),
             Some(index) => {
                 let membership = self.groups.get_mut(index)?;
                 Some((membership.socket.as_mut(), Some(membership.group)))
@@ -126,7 +173,11 @@ impl Engine {
             Some(_) => MULTICAST_QPN,
             None => env.qp.label,
         };
-        let Ok((header, payload)) = parse(packet, &ends) else {
+        let parsed = match self.ports.is_shared() {
+            true => parse_numbered(packet, &ends),
+            false => parse(packet, &ends),
+        };
+        let Ok((header, payload)) = parsed else {
             env.counters.add(Counter::RxDatagramErrors, 1);
             return;
         };
@@ -162,10 +213,8 @@ impl Engine {
 
     /// Whether an address is that of the queue pair's own port.
     fn is_own(&self, source: SocketAddr) -> bool {
-        let own_port = self
-            .sockets
-            .iter()
-            .any(|socket| socket.local().port() == source.port());
+        let mut senders = self.ports.senders();
+        let own_port = senders.any(|socket| socket.local().port() == source.port());
         own_port && self.config.addresses.iter().any(|own| own.ip == source.ip())
     }
 

@@ -12,6 +12,9 @@
 
 mod inbound;
 mod outbound;
+mod ports;
+
+pub(crate) use ports::Ports;
 
 use crate::config::ModelConfig;
 use crate::llp::buffers::Buffer;
@@ -34,8 +37,7 @@ pub(crate) struct DatagramParams {
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) rq: ReceiveSource,
     pub(crate) recv_cq: Arc<CompletionQueue>,
-    /// Sockets of one port: one for all addresses, or one for each.
-    pub(crate) sockets: Vec<Box<dyn DatagramSocket>>,
+    pub(crate) ports: Ports,
     /// The longest payload that it sends, in bytes.
     pub(crate) max_payload: usize,
     /// It does not receive what it sent to a group itself.
@@ -62,7 +64,7 @@ pub(crate) struct Engine {
     qkey: u32,
     /// Number of the next packet.
     psn: Psn,
-    sockets: Vec<Box<dyn DatagramSocket>>,
+    ports: Ports,
     groups: Vec<Membership>,
     max_payload: usize,
     blocks_own_multicast: bool,
@@ -77,8 +79,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// An engine in the reset state, of the queue pair with this number.
     pub(crate) fn new(mut params: DatagramParams, qid: u32) -> Engine {
-        // The ports know the queue pair.
-        params.sockets.iter_mut().for_each(|socket| socket.bind(qid));
+        params.ports.bind(qid);
         Engine {
             sq: params.sq,
             send_cq: Completions::new(params.send_cq),
@@ -87,7 +88,7 @@ impl Engine {
             state: QpState::Reset,
             qkey: 0,
             psn: Psn::default(),
-            sockets: params.sockets,
+            ports: params.ports,
             groups: Vec::new(),
             max_payload: params.max_payload,
             blocks_own_multicast: params.blocks_own_multicast,
@@ -100,7 +101,7 @@ impl Engine {
 
     /// Drops the state that ports have for peers that have ended.
     pub(crate) fn tick(&mut self) {
-        self.sockets.iter_mut().for_each(|socket| socket.forget_peers());
+        self.ports.forget_peers();
     }
 
     /// The state of the queue pair.
@@ -129,10 +130,8 @@ impl Engine {
     /// The descriptors to poll for readiness.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let groups = self.groups.iter().map(|membership| &membership.socket);
-        self.sockets
-            .iter()
-            .chain(groups)
-            .filter_map(|socket| socket.descriptor())
+        let groups = groups.filter_map(|socket| socket.descriptor());
+        self.ports.descriptors().chain(groups)
     }
 }
 
@@ -147,6 +146,7 @@ impl Engine {
         self.state = QpState::Reset;
         (self.qkey, self.psn) = (0, Psn::default());
         self.groups.clear();
+        self.ports.reset();
     }
 
     /// Changes attributes, then the state.
@@ -212,7 +212,13 @@ impl Engine {
         self.recv_cq.push(cqe, env)
     }
 
-    /// Joins a group: receives its datagrams by a socket that is bound to the group's port.
+    /// The place at which a socket is bound for a group.
+    pub(crate) fn place_of(&self, group: SocketAddr) -> SocketAddr {
+        self.ports.place_of(group)
+    }
+
+    /// Joins a group: receives its datagrams by a socket that is bound at [its
+    /// place](Self::place_of), or by the shared port while this socket exists.
     pub(crate) fn enter_group(
         &mut self,
         group: SocketAddr,
@@ -224,6 +230,12 @@ impl Engine {
             interface,
             socket,
         });
+        self.keep_groups();
+    }
+
+    fn keep_groups(&mut self) {
+        let groups = self.groups.iter().map(|membership| membership.group.ip());
+        self.ports.keep_groups(groups);
     }
 
     /// Whether the queue pair receives a group on the network of this address.
@@ -236,11 +248,12 @@ impl Engine {
     pub(crate) fn leave_group(&mut self, group: SocketAddr, interface: IpAddr) {
         self.groups
             .retain(|known| (known.group, known.interface) != (group, interface));
+        self.keep_groups();
     }
 
     /// Closes the ports of a destroyed queue pair.
     pub(crate) fn abandon(&mut self) {
-        self.sockets.clear();
+        self.ports = Ports::Own(Vec::new());
         self.groups.clear();
     }
 }

@@ -124,7 +124,8 @@ impl Engine {
         let address = self.sq.address(wqe);
         let (source, destination) = self.ends(&address).ok_or(WcStatus::LocQpOpErr)?;
         let socket = self
-            .socket_for(source)
+            .ports
+            .sender_from(source)
             .filter(|_| may_send(&self.config, source, destination.ip()));
         let len = self.payload_len(wqe).ok_or(WcStatus::LocLenErr)?;
         let deth = Deth {
@@ -141,7 +142,7 @@ impl Engine {
         let at = header.emit(place, len);
         let payload = place.get_mut(at..at + len).ok_or(WcStatus::LocLenErr)?;
         self.gather(wqe, payload, env)?;
-        let port = socket.and_then(|n| Some(self.sockets.get(n)?.local().port()));
+        let port = socket.and_then(|n| Some(self.ports.senders().nth(n)?.local().port()));
         let ends = Ends {
             source: SocketAddr::new(source, port.unwrap_or_default()),
             destination,
@@ -175,12 +176,6 @@ impl Engine {
             ip => SocketAddr::new(ip, port),
         };
         Some((source, destination))
-    }
-
-    /// The socket that sends from an address.
-    fn socket_for(&self, source: IpAddr) -> Option<usize> {
-        let fits = |local: IpAddr| local.to_canonical() == source || local.is_unspecified();
-        self.sockets.iter().position(|socket| fits(socket.local().ip()))
     }
 
     fn payload_len(&self, wqe: &SendWqe) -> Option<usize> {
@@ -220,7 +215,7 @@ impl Engine {
             let same = |packet: &&Packet| packet.socket == socket;
             let count = self.staged.packets.iter().skip(sent).take_while(same).count();
             let run = self.staged.outgoing.get(sent..sent + count).unwrap_or_default();
-            let taken = match (socket.and_then(|n| self.sockets.get_mut(n)), &self.staged.buffer) {
+            let taken = match (socket.and_then(|n| self.ports.sender(n)), &self.staged.buffer) {
                 (Some(socket), Some(buffer)) => {
                     env.counters.add(Counter::TxCalls, 1);
                     let sent = socket.send(&**buffer, run);
@@ -245,7 +240,7 @@ impl Engine {
                     env.counters.add(Counter::TxDatagramDrops, 1);
                     let at = run.first().map_or(0, |packet| packet.at);
                     let packet = self.staged.buffer.as_ref().and_then(|buffer| buffer.get(at..));
-                    if self.sockets.iter().any(|socket| socket.reports_refused()) {
+                    if self.ports.senders().any(|socket| socket.reports_refused()) {
                         refused(env.qp.qid, errno, packet.unwrap_or_default(), env);
                     }
                     sent += 1;

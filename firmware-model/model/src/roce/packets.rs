@@ -8,7 +8,7 @@ use crate::events::Requests as Work;
 use crate::llp::buffers::Buffer;
 use crate::stream;
 use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM};
-use crate::stream::roce_port::RocePort;
+use crate::stream::roce_port::{RocePort, Sources};
 use crate::transport::{Env, RxOutcome, TxOutcome};
 use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
 use rustix::fd::BorrowedFd;
@@ -44,7 +44,7 @@ impl Packets {
     pub(super) fn connect(&mut self, path: Path) {
         self.path = Some(path);
         if let Some(port) = &mut self.port {
-            port.connect(Some((path.destination, path.source)));
+            port.keep_from(Sources::Peer(path.destination, path.source));
         }
     }
 
@@ -71,7 +71,7 @@ impl Packets {
         self.outgoing.clear();
         self.buffer = None;
         if let Some(port) = &mut self.port {
-            port.connect(None);
+            port.keep_from(Sources::None);
         }
     }
 
@@ -166,7 +166,7 @@ impl Packets {
         let mut blocked = false;
         while let Some(run) = self.outgoing.get(sent..).filter(|run| !run.is_empty()) {
             let taken = match (&mut self.port, &self.buffer) {
-                (Some(port), Some(buffer)) => port.sender().send(&**buffer, run),
+                (Some(port), Some(buffer)) => port.sender_mut().send(&**buffer, run),
                 _ => Err(Errno::NETUNREACH),
             };
             env.counters.add(Counter::TxCalls, 1);

@@ -123,13 +123,13 @@ impl Qp {
         })
     }
 
-    /// Receives the datagrams to a group as well, by `socket`.
+    /// Receives the datagrams to a group as well: `socket` binds a socket at a place and joins.
     pub(crate) fn enter_group(
         &self,
         core: &Core,
         group: SocketAddr,
         interface: IpAddr,
-        socket: impl FnOnce() -> Result<Box<dyn DatagramSocket>, Status>,
+        socket: impl FnOnce(SocketAddr) -> Result<Box<dyn DatagramSocket>, Status>,
         effects: &mut Effects,
     ) -> Result<(), Status> {
         self.command(effects, |inner, _| {
@@ -140,7 +140,7 @@ impl Qp {
             if engine.is_in_group(group, interface) {
                 return Ok(((), Requests::empty()));
             }
-            let socket = socket()?;
+            let socket = socket(engine.place_of(group))?;
             if let Some(fd) = socket.descriptor() {
                 let watched = core
                     .schedule

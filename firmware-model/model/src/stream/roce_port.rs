@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use urnic_sync::Mutex;
-use urnic_wire::roce::{UDP_PORT, destination_of};
+use urnic_wire::roce::{MULTICAST_QPN, UDP_PORT, destination_of};
 
 /// Packets that wait for a queue pair at most: as many as a peer may have in flight.
 const INBOX: usize = 1024;
@@ -50,9 +50,42 @@ struct State {
 #[derive(Debug)]
 struct Inbox {
     qid: u32,
-    /// The only source and destination of packets that are kept; none before the peer is named.
-    path: Option<(IpAddr, IpAddr)>,
+    from: Sources,
+    /// The multicast groups whose packets are kept, too.
+    groups: Vec<IpAddr>,
     packets: VecDeque<(Incoming, Box<[u8]>)>,
+}
+
+/// The sources of packets that are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sources {
+    /// None: the peer is not named yet.
+    None,
+    /// From the first address to the second one.
+    Peer(IpAddr, IpAddr),
+    /// Any: datagrams.
+    Any,
+}
+
+impl Inbox {
+    /// Whether a packet to its number is kept. A stranger must not take the room of the peer.
+    fn keeps(&self, packet: &Incoming) -> bool {
+        match self.from {
+            Sources::None => false,
+            Sources::Peer(source, own) => (packet.source.ip(), packet.destination) == (source, own),
+            Sources::Any => true,
+        }
+    }
+
+    fn put(&mut self, packet: &Incoming, bytes: &[u8], done: &mut Dispatched) {
+        match self.packets.len() < INBOX {
+            true => self.packets.push_back((*packet, bytes.into())),
+            false => done.dropped += 1,
+        }
+        if !done.woken.contains(&self.qid) {
+            done.woken.push(self.qid);
+        }
+    }
 }
 
 /// What came of the packets that were read.
@@ -93,19 +126,17 @@ impl State {
                 let Some(bytes) = place.get(..packet.len) else {
                     continue;
                 };
-                let inbox = destination_of(bytes).and_then(|qpn| self.inboxes.get_mut(&qpn));
-                // A stranger must not take the room of the peer.
-                let path = Some((packet.source.ip(), packet.destination));
-                let Some(inbox) = inbox.filter(|inbox| inbox.path == path) else {
-                    done.strange += 1;
+                let qpn = destination_of(bytes);
+                if packet.destination.is_multicast() && qpn == Some(MULTICAST_QPN) {
+                    let is_member = |inbox: &&mut Inbox| inbox.groups.contains(&packet.destination);
+                    let members = self.inboxes.values_mut().filter(is_member);
+                    members.for_each(|inbox| inbox.put(packet, bytes, done));
                     continue;
-                };
-                match inbox.packets.len() < INBOX {
-                    true => inbox.packets.push_back((*packet, bytes.into())),
-                    false => done.dropped += 1,
                 }
-                if !done.woken.contains(&inbox.qid) {
-                    done.woken.push(inbox.qid);
+                let inbox = qpn.and_then(|qpn| self.inboxes.get_mut(&qpn));
+                match inbox.filter(|inbox| inbox.keeps(packet)) {
+                    Some(inbox) => inbox.put(packet, bytes, done),
+                    None => done.strange += 1,
                 }
             }
         }
@@ -148,7 +179,8 @@ impl RocePorts {
         }
         let inbox = Inbox {
             qid,
-            path: None,
+            from: Sources::None,
+            groups: Vec::new(),
             packets: VecDeque::new(),
         };
         state.inboxes.insert(qpn, inbox);
@@ -194,17 +226,33 @@ pub(crate) struct RocePort {
 }
 
 impl RocePort {
-    /// Keeps packets from the first address of `path` to the second one from now on, without a path
-    /// none. What waits is dropped.
-    pub(crate) fn connect(&mut self, path: Option<(IpAddr, IpAddr)>) {
+    /// Keeps packets from these sources from now on. What waits is dropped.
+    pub(crate) fn keep_from(&mut self, from: Sources) {
         if let Some(inbox) = self.ports.state.lock().inboxes.get_mut(&self.qpn) {
-            inbox.path = path;
+            inbox.from = from;
             inbox.packets.clear();
         }
     }
 
+    /// Keeps packets to these multicast groups. Somebody else joins them.
+    pub(crate) fn keep_groups(&mut self, groups: impl Iterator<Item = IpAddr>) {
+        if let Some(inbox) = self.ports.state.lock().inboxes.get_mut(&self.qpn) {
+            inbox.groups = groups.collect();
+        }
+    }
+
+    /// Whether packets to all addresses arrive at the port, those of multicast groups included.
+    pub(crate) fn is_everywhere(&self) -> bool {
+        self.own.local().ip().is_unspecified()
+    }
+
     /// The socket by which the queue pair sends.
-    pub(crate) fn sender(&mut self) -> &mut dyn DatagramSocket {
+    pub(crate) fn sender(&self) -> &dyn DatagramSocket {
+        &*self.own
+    }
+
+    /// The socket by which the queue pair sends.
+    pub(crate) fn sender_mut(&mut self) -> &mut dyn DatagramSocket {
         &mut *self.own
     }
 
