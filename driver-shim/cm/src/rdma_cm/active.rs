@@ -516,9 +516,6 @@ impl Engine {
     /// The network reports that a message to another connection manager did not arrive: no process
     /// has the UDP port, or it cannot be reached.
     pub fn message_refused(&mut self, world: &mut World<'_>, port: u32, number: u32, errno: Errno) {
-        if self.request_refused(world, (port, number), errno) {
-            return;
-        }
         let Some(handle) = self.datagrams.requests.get(&(port, number)).copied() else {
             return;
         };

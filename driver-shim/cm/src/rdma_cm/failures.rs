@@ -45,8 +45,6 @@ pub(super) enum Cause {
     RejectedBy(u16),
     /// The peer answered no message of RoCE's connection manager.
     Unanswered,
-    /// The network refused a REQ of RoCE's connection manager.
-    NoAdapter(Errno),
 }
 
 impl Cause {
@@ -58,9 +56,7 @@ impl Cause {
             | Cause::Lost(errno)
             | Cause::NoFirstFpdu(errno) => errno,
             Cause::ServiceRefused(_) | Cause::RejectedBy(_) => Errno::CONNREFUSED,
-            Cause::Silent(_) | Cause::NoFrame(..) | Cause::Unanswered | Cause::NoAdapter(_) => {
-                Errno::TIMEDOUT
-            }
+            Cause::Silent(_) | Cause::NoFrame(..) | Cause::Unanswered => Errno::TIMEDOUT,
             Cause::Ended(_) | Cause::NotWaiting => Errno::CONNRESET,
             Cause::DeviceLost => Errno::NODEV,
             Cause::BadPort(_) | Cause::Terminate(_) => Errno::PROTO,
@@ -155,10 +151,6 @@ impl Display for Cause {
             Cause::Unanswered => f.write_str(
                 "no answer at UDP port 4791: the host is down, has no device of RoCE v2, or a firewall drops packets",
             ),
-            Cause::NoAdapter(Errno::CONNREFUSED) => {
-                f.write_str("nothing has its UDP port 4791: the host has no device of RoCE v2, or no program uses it")
-            }
-            Cause::NoAdapter(errno) => write!(f, "its UDP port 4791 cannot be reached: {errno}"),
         }
     }
 }

@@ -35,8 +35,6 @@ pub(super) struct Adapter {
     pub(super) connections: Connections,
     /// The ids, by the number of the connection.
     pub(super) ids: HashMap<u32, u32>,
-    /// The connections whose REQ is sent, by the number of the message at the port.
-    requests: HashMap<u32, u32>,
 }
 
 impl fmt::Debug for Adapter {
@@ -105,7 +103,6 @@ impl Engine {
             port,
             connections: Connections::new(settings, Box::new(move || seeds.next())),
             ids: HashMap::new(),
-            requests: HashMap::new(),
         };
         tracing::debug!("device {device}: connections by the messages of RoCE, port {port}");
         self.adapters.opened.insert(device, adapter);
@@ -152,7 +149,12 @@ impl Engine {
         (port, arrival): (u32, Arrival),
         mad: &Mad,
     ) {
-        let Engine { adapters, ids, .. } = self;
+        let Engine {
+            adapters,
+            ids,
+            datagrams,
+            ..
+        } = self;
         let mut opened = adapters
             .opened
             .iter()
@@ -164,6 +166,15 @@ impl Engine {
             return;
         };
         let admit = &mut |route: &Route, service| match adapters.listener(ids, service, route.local) {
+            // The program will listen, perhaps; the request is repeated.
+            None if datagrams.places.values().any(|place| {
+                let mut holders = place.holders.iter().filter_map(|handle| ids.get(handle));
+                holders
+                    .any(|id| matches!(id.state, State::Bound { .. }) && id.has_service(service, route.local))
+            }) =>
+            {
+                Admission::Full
+            }
             None => Admission::NoListener,
             Some(handle) => match ids.get(&handle).map(|id| &id.state) {
                 Some(State::Serving(service)) if service.unread < service.backlog => Admission::Shown,
@@ -222,42 +233,14 @@ impl Engine {
         };
         let mut bytes = [0; MAD_LEN];
         mad.emit(&mut bytes);
-        match (world.device).send_message(adapter.port, route.local, remote, traffic_class, &bytes) {
-            Ok(sent) if matches!(mad.message, MadMessage::Connect(_)) => {
-                adapter.requests.insert(sent, number);
-            }
-            Ok(_) => {}
-            // It is repeated.
-            Err(errno) => tracing::debug!("{route}: a message was not sent: {errno}: {mad}"),
+        let sent = (world.device).send_message(adapter.port, route.local, remote, traffic_class, &bytes);
+        // What awaits an answer is repeated.
+        if let Err(errno) = sent {
+            tracing::debug!("{route}: a message was not sent: {errno}: {mad}");
         }
     }
 
-    /// The network reports that a REQ did not arrive. Returns whether the message was one.
-    pub(super) fn request_refused(
-        &mut self,
-        world: &mut World<'_>,
-        (port, sent): (u32, u32),
-        errno: Errno,
-    ) -> bool {
-        let mut opened = self.adapters.opened.iter_mut();
-        let Some((device, adapter)) = opened.find(|(_, adapter)| adapter.port == port) else {
-            return false;
-        };
-        let (device, Some(number)) = (*device, adapter.requests.remove(&sent)) else {
-            return false;
-        };
-        if adapter.connections.state(number) != Some(crate::ib_cm::State::ReqSent) {
-            return true;
-        }
-        adapter.connections.release(world.now, number);
-        if let Some(handle) = adapter.ids.get(&number).copied() {
-            self.carry_out(world, device);
-            self.attempt_over(world, handle, Cause::NoAdapter(errno), Vec::new());
-        }
-        true
-    }
-
-    /// Ends a connection, which has no further event; `None` if the id had none.
+    /// Ends a connection, which has no further event.
     pub(super) fn release(&mut self, world: &mut World<'_>, of: ByMessages) {
         if let Some(qid) = of.qid {
             self.queue_pairs.remove(&qid);
@@ -276,7 +259,20 @@ impl Engine {
         }
         if let Some(adapter) = self.adapters.opened.get_mut(&of.device) {
             adapter.ids.remove(&of.number);
-            adapter.requests.retain(|_, number| *number != of.number);
+        }
+    }
+
+    /// The process ends, and with it the connections of the devices whose numbers are its by
+    /// `is_its`: each peer gets a message, once.
+    pub fn end(&mut self, world: &mut World<'_>, is_its: impl Fn(u32) -> bool) {
+        let ending = self.adapters.opened.keys().copied();
+        for device in ending.filter(|device| is_its(*device)).collect::<Vec<u32>>() {
+            if let Some(adapter) = self.adapters.opened.get_mut(&device) {
+                for number in std::mem::take(&mut adapter.ids).into_keys() {
+                    adapter.connections.release(world.now, number);
+                }
+            }
+            self.carry_out(world, device);
         }
     }
 
@@ -471,9 +467,7 @@ impl Engine {
     ) {
         let (kind, status) = match cause {
             Cause::RejectedBy(reason) => (CmEvent::Rejected, reason.into()),
-            Cause::Unanswered | Cause::NoAdapter(_) => {
-                (CmEvent::Unreachable, -Errno::TIMEDOUT.raw_os_error())
-            }
+            Cause::Unanswered => (CmEvent::Unreachable, -Errno::TIMEDOUT.raw_os_error()),
             cause => (CmEvent::ConnectError, -cause.errno().raw_os_error()),
         };
         // A program's refusal is no failure: the other program has got it as an answer.

@@ -81,6 +81,15 @@ impl Driver {
         }
     }
 
+    /// Ends the device's connections that are made by messages: no stream does that when the
+    /// process ends.
+    pub(crate) fn cm_end(&self) {
+        if self.speaks_roce() && !self.commands().is_lost() {
+            let slot = self.connections().slot();
+            self.with_rdma_cm(|engine, world| engine.end(world, |number| Slot::split(number).0 == slot));
+        }
+    }
+
     /// Reports that the device is lost.
     pub(crate) fn cm_lost_device(&self) {
         let (manager, slot) = (&self.connections().manager(), self.connections().slot());

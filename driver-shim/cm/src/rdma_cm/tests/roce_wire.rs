@@ -111,7 +111,7 @@ fn finish(mut net: Net) {
 
 /// What both queue pairs are set to.
 #[test]
-fn cmc_20_the_queue_pairs_get_each_others_attributes() {
+fn cmc_04_the_queue_pairs_get_each_others_attributes() {
     let (mut net, (at, _)) = hosts(0);
     let initiator = ready(&mut net, 7471, 5);
     net.at(0, |engine, world| {
@@ -156,7 +156,7 @@ fn cmc_20_the_queue_pairs_get_each_others_attributes() {
 }
 
 #[test]
-fn a_connection_has_the_events_of_a_kernel() {
+fn cmc_03_a_connection_has_the_events_of_a_kernel() {
     for ends_first in [0, 1] {
         let (mut net, (at, _)) = hosts(0);
         let (initiator, id) = connected(&mut net, at);
@@ -193,7 +193,7 @@ fn a_connection_has_the_events_of_a_kernel() {
 }
 
 #[test]
-fn messages_fill_their_private_data_and_have_limits() {
+fn cmc_16_messages_fill_their_private_data_and_have_limits() {
     let (mut net, (at, _)) = hosts(0);
     let initiator = ready(&mut net, 7471, 5);
     let mut connect = |len: usize| {
@@ -239,7 +239,7 @@ fn messages_fill_their_private_data_and_have_limits() {
 }
 
 #[test]
-fn a_refusal_has_a_reason_and_private_data() {
+fn cmc_06_a_refusal_has_a_reason_and_private_data() {
     let (mut net, (at, _)) = hosts(0);
     let nobody = ready(&mut net, 7472, 4);
     net.connect(0, nobody, parameters(0x81_0003, 0, 0, b""));
@@ -271,7 +271,7 @@ fn a_refusal_has_a_reason_and_private_data() {
 }
 
 #[test]
-fn without_an_answer_the_peer_is_unreachable() {
+fn cmc_08_without_an_answer_the_peer_is_unreachable() {
     let (mut net, (at, _)) = hosts(0);
     net.wire.borrow_mut().ud.lost = [true, false];
     let initiator = ready(&mut net, 7471, 5);
@@ -289,22 +289,9 @@ fn without_an_answer_the_peer_is_unreachable() {
     finish(net);
 }
 
-#[test]
-fn a_host_without_the_port_is_unreachable_at_once() {
-    let mut net = Net::new(&[config(), config()]);
-    net.wire.borrow_mut().ud.hosts = true;
-    let initiator = ready(&mut net, 7471, 5);
-    net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
-    assert_eq!(
-        net.take_events(0, initiator.0),
-        [(5, initiator.1, UNREACHABLE, TIMED_OUT)]
-    );
-    finish(net);
-}
-
 /// Loses each message that a step sends, and lets it be repeated.
 #[test]
-fn each_message_may_be_lost() {
+fn cmc_17_each_message_may_be_lost() {
     for lost in 0..4 {
         let (mut net, (at, _)) = hosts(0);
         let lose = |net: &mut Net, step: usize, by: usize| net.wire.borrow_mut().ud.lost[by] = step == lost;
@@ -342,7 +329,7 @@ fn each_message_may_be_lost() {
 }
 
 #[test]
-fn the_first_message_establishes_if_the_rtu_is_lost() {
+fn cmc_05_the_first_message_establishes_if_the_rtu_is_lost() {
     let (mut net, (at, _)) = hosts(0);
     let initiator = ready(&mut net, 7471, 5);
     net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
@@ -376,6 +363,16 @@ fn a_lost_queue_pair_ends_the_connection_at_both_ends() {
 }
 
 #[test]
+fn a_process_that_ends_tells_its_peers() {
+    let (mut net, (at, _)) = hosts(0);
+    let (initiator, id) = connected(&mut net, at);
+    net.at(0, |engine, world| engine.end(world, |_| true));
+    assert_eq!(net.take_events(1, at), [(200, id, DISCONNECTED, 0)]);
+    assert!(net.take_events(0, initiator.0).is_empty());
+    finish(net);
+}
+
+#[test]
 fn a_killed_peer_is_noticed_by_a_disconnect() {
     let (mut net, (at, _)) = hosts(0);
     let (initiator, _) = connected(&mut net, at);
@@ -396,7 +393,7 @@ fn a_killed_peer_is_noticed_by_a_disconnect() {
 }
 
 #[test]
-fn requests_beyond_the_backlog_come_again() {
+fn cmc_07_requests_beyond_the_backlog_come_again() {
     let (mut net, (at, _)) = hosts(1);
     let initiators: Vec<(u64, u32)> = (0..2)
         .map(|n| {
@@ -410,6 +407,26 @@ fn requests_beyond_the_backlog_come_again() {
     net.advance(INTERVAL);
     net.request(1, at);
     assert!(net.take_events(0, initiators[1].0).is_empty());
+    finish(net);
+}
+
+#[test]
+fn a_request_before_the_program_listens_comes_again() {
+    let (mut net, _) = hosts(0);
+    let (channel, id) = net.at(1, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 100, PS_TCP).unwrap();
+        let local = CmAddress::Ip("0.0.0.0:7472".parse().unwrap());
+        engine.bind(world, channel, id, local).unwrap();
+        (channel, id)
+    });
+    let initiator = ready(&mut net, 7472, 5);
+    net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
+    assert!(net.take_events(0, initiator.0).is_empty());
+    net.at(1, |engine, world| engine.listen(world, channel, id, 0))
+        .unwrap();
+    net.advance(INTERVAL);
+    net.request(1, channel);
     finish(net);
 }
 
@@ -429,7 +446,7 @@ fn two_listeners_cannot_have_one_number() {
 }
 
 #[test]
-fn numbers_on_the_wire_name_the_process() {
+fn cmc_18_numbers_on_the_wire_name_the_process() {
     let (mut net, (at, _)) = hosts(0);
     let initiator = ready(&mut net, 7471, 5);
     net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
@@ -449,7 +466,7 @@ fn numbers_on_the_wire_name_the_process() {
 }
 
 #[test]
-fn a_strangers_messages_change_nothing() {
+fn cmc_14_a_strangers_messages_change_nothing() {
     let (mut net, (at, _)) = hosts(0);
     let (initiator, id) = connected(&mut net, at);
     net.at(1, |engine, world| engine.disconnect(world, at, id))
