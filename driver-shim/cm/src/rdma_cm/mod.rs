@@ -36,8 +36,8 @@
 //!  RouteResolved ─ connect ─▶ LookingUp ─ reply, or no listener ─▶ Connecting
 //! ```
 //!
-//! With `wire=roce` there are no streams. The messages of RoCE's connection manager make connections
-//! between queue pairs:
+//! With `wire=roce` there are no streams. The messages of RoCE's connection manager make
+//! connections between queue pairs:
 //!
 //! ```text
 //!  Bound ─ listen ─▶ Serving ─ a REQ ─▶ (new id) ByMessages
@@ -53,6 +53,7 @@
 
 pub mod abi;
 mod active;
+mod adapters;
 mod addresses;
 mod attributes;
 pub mod command;
@@ -84,9 +85,9 @@ use crate::random::Random;
 use crate::startup::{Initiator, Responder};
 use crate::timers::Timers;
 use abi::DatagramParam;
+use adapters::{Adapters, ByMessages};
 use command::Parameters;
 use lines::{Lines, PeerLines};
-use roce_connections::Adapters;
 use spare_reads::Announced;
 use urnic_config::{Config, Identity, Llp};
 
@@ -491,19 +492,6 @@ impl Inquiry {
 
 /// The key that distinguishes the requests of all peers.
 type InquiryKey = (SocketAddr, u32);
-
-/// A connection with `wire=roce`.
-#[derive(Debug, Clone, Copy)]
-struct ByMessages {
-    /// The device.
-    device: u32,
-    /// The number among the device's connections.
-    number: u32,
-    /// The queue pair, if the program named one that exists.
-    qid: Option<u32>,
-    /// The program requested the connection.
-    active: bool,
-}
 
 /// A listener for messages.
 #[derive(Debug)]

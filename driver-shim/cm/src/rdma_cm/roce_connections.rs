@@ -6,7 +6,6 @@
 //! messages arrive.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
@@ -14,56 +13,17 @@ use urnic_config::Wire;
 use urnic_wire::mad::{MAD_LEN, Mad, Message as MadMessage, RejectReason};
 use urnic_wire::roce::UDP_PORT;
 
+use super::adapters::{Adapter, Adapters};
 use super::failures::Cause;
 use super::messages::Message;
 use super::{Arrival, ByMessages, CmEvent, Engine, EventParams, Id, Key, RoceParams, Service, State, World};
 use crate::ib_cm::{Accepted, Admission, Connections, Event, Output, Requested, Route, Settings};
 
-/// The devices with connections of `wire=roce`.
-#[derive(Debug, Default)]
-pub(super) struct Adapters {
-    /// By device.
-    pub(super) opened: HashMap<u32, Adapter>,
-    /// The ids that listen, by service.
-    listeners: HashMap<u64, Vec<u32>>,
-}
-
-/// A device.
-pub(super) struct Adapter {
-    /// The port of its messages.
-    port: u32,
-    pub(super) connections: Connections,
-    /// The ids, by the number of the connection.
-    pub(super) ids: HashMap<u32, u32>,
-}
-
-impl fmt::Debug for Adapter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Adapter")
-            .field("port", &self.port)
-            .field("ids", &self.ids)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Adapters {
-    /// The state of a connection; `None` if it is over.
-    pub(super) fn state(&self, of: ByMessages) -> Option<crate::ib_cm::State> {
-        self.opened.get(&of.device)?.connections.state(of.number)
-    }
-
-    pub(super) fn stop_listening(&mut self, handle: u32) {
-        self.listeners.retain(|_, ids| {
-            ids.retain(|id| *id != handle);
-            !ids.is_empty()
-        });
-    }
-
-    fn listener(&self, ids: &HashMap<u32, Id>, service: u64, at: IpAddr) -> Option<u32> {
-        let mut listeners = self.listeners.get(&service)?.iter();
-        let has_it = |handle: &&u32| ids.get(handle).is_some_and(|id| id.has_service(service, at));
-        listeners.find(has_it).copied()
-    }
+/// The id that listens for a service, at an address.
+fn listener(adapters: &Adapters, ids: &HashMap<u32, Id>, service: u64, at: IpAddr) -> Option<u32> {
+    let mut listeners = adapters.listeners.get(&service)?.iter();
+    let has_it = |handle: &&u32| ids.get(handle).is_some_and(|id| id.has_service(service, at));
+    listeners.find(has_it).copied()
 }
 
 /// The addresses of both ends. Linux has all addresses of 127.0.0.0/8, and the device perhaps one.
@@ -165,7 +125,7 @@ impl Engine {
         let Some(mut adapter) = adapters.opened.remove(&device) else {
             return;
         };
-        let admit = &mut |route: &Route, service| match adapters.listener(ids, service, route.local) {
+        let admit = &mut |route: &Route, service| match listener(adapters, ids, service, route.local) {
             // The program will listen, perhaps; the request is repeated.
             None if datagrams.places.values().any(|place| {
                 let mut holders = place.holders.iter().filter_map(|handle| ids.get(handle));
@@ -416,7 +376,7 @@ impl Engine {
         let Requested {
             route, service_id, ..
         } = requested;
-        let listener = self.adapters.listener(&self.ids, service_id, route.local);
+        let listener = listener(&self.adapters, &self.ids, service_id, route.local);
         let child = listener.and_then(|listener| {
             let id = self.ids.get(&listener)?;
             let local = SocketAddr::new(route.local, id.local?.port());
