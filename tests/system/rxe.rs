@@ -263,9 +263,18 @@ fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
         Server::Rxe => {
             // A listener of rdma_cm is no socket that could be seen.
             let theirs = rxe.0.start(&theirs(at));
-            std::thread::sleep(Duration::from_secs(3));
-            let mut ours = ours(to).spawn();
-            until(LIMIT, || ours.ended());
+            let connects = || {
+                std::thread::sleep(Duration::from_secs(3));
+                let mut ours = ours(to).spawn();
+                until(LIMIT, || ours.ended());
+                ours
+            };
+            let mut ours = connects();
+            for _ in 0..6 {
+                if ours.output().contains("no program listens there (REJ, reason 8)") {
+                    ours = connects();
+                }
+            }
             (ours, theirs.ends())
         }
     };
