@@ -126,6 +126,7 @@ impl World {
                     rnr_retry_count: 7,
                     srq: false,
                     traffic_class: 0,
+                    ack_timeout: None,
                     private_data: vec![which; usize::from(which % 60)],
                 };
                 connections.connect(now, route, &connect).map(|id| known.push(id))

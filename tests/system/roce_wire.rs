@@ -9,13 +9,14 @@ use rustix::process::Signal;
 use urnic_testkit::Folder;
 use urnic_tests::build::{scratch, urnic};
 use urnic_tests::netns::Netns;
-use urnic_tests::program::{Program, Running};
+use urnic_tests::program::{Ended, Program, Running};
 use urnic_tests::served::in_process;
 use urnic_tests::skip::installed;
 use urnic_tests::user::{NOBODY, OTHER_USER, Staged, as_user};
 use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 use urnic_tests::{Pair, or_skip};
 
+use crate::rdma_cm::at_port;
 use crate::roce::{LIMIT, roce};
 use crate::roce_datagrams::udaddy_succeeds;
 
@@ -428,25 +429,105 @@ fn multicast_groups_and_connections_share_the_port() {
     member.wait_for(LIMIT).success();
 }
 
-/// The connection manager of InfiniBand would need its own queue pair on the wire.
+/// The ends of a command of rdma_cm.
+fn by_rdma_cm(netns: &[Netns; 2], line: &str, faults: &str) -> (Ended, Ended) {
+    let (name, options) = line.split_once(' ').expect("a program and its options");
+    let port = free_port();
+    let [server, client] = match name {
+        "rping" => [format!("-s -a {SERVER}"), format!("-c -a {SERVER}")],
+        "ucmatose" | "udaddy" => [String::new(), format!("-s {SERVER}")],
+        _ => ["-R -F".to_owned(), format!("-R -F {SERVER}")],
+    };
+    let end = |end: usize, own: String| {
+        let program = on_wire(name).line(&format!("{options} -p {port} {own}"));
+        netns[end].program(program.env("URNIC_FAULTS", faults))
+    };
+    let [server, client] = [end(0, server), end(1, client)];
+    // perftest has the port for a moment before it listens there.
+    for _ in 0..4 {
+        let ends = at_port(port, &server, &client, LIMIT);
+        if ends.1.ok() || !ends.1.output.contains(EARLY) {
+            return ends;
+        }
+    }
+    at_port(port, &server, &client, LIMIT)
+}
+
+/// The line about a client that connected before its server listened.
+const EARLY: &str = "no program listens there (REJ, reason 8)";
+
 #[test]
-fn connections_of_rdma_cm_are_refused() {
+fn programs_of_rdma_cm_connect() {
     or_skip!(installed("rping"));
+    or_skip!(installed("ib_send_bw"));
+    let netns = or_skip!(Netns::pair());
+    for line in [
+        "rping -C 50 -V -S 3000",
+        "ucmatose -c 8 -C 50",
+        "ucmatose -c 2 -C 10 -t 32",
+        "ib_send_bw -n 300 -q 2",
+        "ib_write_bw -n 300",
+        "ib_read_lat -n 100",
+    ] {
+        let (server, client) = by_rdma_cm(&netns, line, "");
+        assert!(server.ok() && client.ok(), "{line}:\n{server}\n{client}");
+    }
+}
+
+/// The faults strike at the first messages: REQ, REP and RTU, DREQ and DREP are among them.
+#[test]
+fn messages_that_are_lost_or_repeated_change_no_connection() {
+    or_skip!(installed("ucmatose"));
+    or_skip!(in_process("faults are those of the device in the process"));
+    let netns = or_skip!(Netns::pair());
+    for faults in ["drop nth=1", "drop nth=2", "duplicate p=0.5 count=20"] {
+        let (server, client) = by_rdma_cm(&netns, "ucmatose -c 2 -C 10", faults);
+        assert!(server.ok() && client.ok(), "{faults}:\n{server}\n{client}");
+        let struck = [&server, &client].map(|end| end.output.contains(": at a datagram to "));
+        assert!(
+            struck.contains(&true),
+            "{faults} never strikes: {server}\n{client}"
+        );
+    }
+}
+
+#[test]
+fn without_a_listener_rdma_connect_is_rejected() {
+    or_skip!(installed("ucmatose"));
     let netns = or_skip!(Netns::pair());
     let port = free_port();
-    let server = netns[0]
-        .program(on_wire("rping").line(&format!("-s -p {port} -C 3")))
-        .spawn();
+    let server = netns[0].program(on_wire("ucmatose").line(&format!("-p {port}")));
+    let server = server.spawn();
     netns[0].listens(port);
-    let client = on_wire("rping").line(&format!("-c -a {SERVER} -p {port} -C 3"));
-    let client = netns[1].program(client).run_for(LIMIT).failure();
-    assert!(client.contains("RDMA_CM_EVENT_REJECTED"), "{client}");
+    let client = on_wire("ucmatose").line(&format!("-s {SERVER} -p {}", free_port()));
+    let said = netns[1].program(client).run_for(LIMIT).failure();
+    for part in [
+        "rdma_connect to 10.77.0.1:",
+        "no program listens there (REJ, reason 8)",
+        "RDMA_CM_EVENT_REJECTED, status 8",
+    ] {
+        assert!(said.contains(part), "no {part:?}: {said}");
+    }
     server.signal(Signal::KILL);
-    let said = server.wait().output;
-    assert!(
-        said.contains("rdma_cm makes no connections with wire=roce"),
-        "{said}"
-    );
+    server.wait();
+}
+
+#[test]
+fn requests_of_rdma_cm_to_a_killed_peer_fail() {
+    or_skip!(installed("ib_write_bw"));
+    let netns = or_skip!(Netns::pair());
+    let port = free_port();
+    let line = format!("-R -F -D 60 -p {port}");
+    let mut server = netns[0].program(on_wire("ib_write_bw").line(&line)).spawn();
+    server.wait_until_listening(port);
+    let client = on_wire("ib_write_bw").line(&format!("{line} {SERVER}"));
+    let client = netns[1].program(client).spawn();
+    let passes = until(TIME_LIMIT, || (datagrams(&netns[0]) > 1000).then_some(()));
+    assert!(passes.is_some(), "no packets");
+    server.signal(Signal::KILL);
+    let said = client.wait_for(LIMIT).failure();
+    // IBV_WC_RETRY_EXC_ERR.
+    assert!(said.contains("status 12"), "{said}");
 }
 
 #[test]

@@ -288,6 +288,83 @@ fn rxe_and_urnic_refuse_the_same_requests() {
     }
 }
 
+/// The ends of a command of rdma_cm, whose client names the server's address by `to`.
+fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
+    let port = free_port();
+    let address = match server {
+        Server::Urnic => LINK_HOST,
+        Server::Rxe => LINK_GUEST,
+    };
+    let line = |line: &str| format!("{} -p {port}", line.replace("ADDRESS", address));
+    let ours = |command: &str| {
+        let command = line(command);
+        let (name, options) = command.split_once(' ').expect("a program and its options");
+        let program = Program::new(name)
+            .line(options)
+            .env("URNIC_IDENTITY", "roce")
+            .env("URNIC_WIRE", "roce");
+        rxe.0.netns().program(program)
+    };
+    // The guest has another device, too.
+    let theirs = |command: &str| {
+        let command = line(command).replace(" -R ", " -R -d rxe0 ");
+        format!("timeout {SECONDS} {command}")
+    };
+    let (ours, (ok, theirs)) = match server {
+        Server::Urnic => {
+            let mut ours = ours(at).spawn();
+            ours.wait_until_listening(port);
+            let theirs = rxe.0.start(&theirs(to)).ends();
+            (ours, theirs)
+        }
+        Server::Rxe => {
+            // A listener of rdma_cm is no socket that could be seen.
+            let theirs = rxe.0.start(&theirs(at));
+            let connects = || {
+                std::thread::sleep(Duration::from_secs(3));
+                let mut ours = ours(to).spawn();
+                until(LIMIT, || ours.ended());
+                ours
+            };
+            let mut ours = connects();
+            for _ in 0..6 {
+                if ours.output().contains("no program listens there (REJ, reason 8)") {
+                    ours = connects();
+                }
+            }
+            (ours, theirs.ends())
+        }
+    };
+    let ours = match ok {
+        true => ours.wait_for(LIMIT),
+        false => ours.stopped(),
+    };
+    assert!(
+        ours.ok() && ok,
+        "{at}, the server is {server:?}:\n--- urnic: {ours}\n--- rxe: {theirs}"
+    );
+}
+
+#[test]
+fn programs_of_rdma_cm_connect_to_rxe() {
+    or_skip!(installed("ib_send_bw"));
+    let rxe = or_skip!(Rxe::borrowed());
+    rxe.0.start("modprobe rdma_ucm").success();
+    for server in BOTH {
+        for command in [
+            [
+                "rping -s -a ADDRESS -C 20 -V -S 3000",
+                "rping -c -a ADDRESS -C 20 -V -S 3000",
+            ],
+            ["ucmatose -b ADDRESS -c 4 -C 20", "ucmatose -s ADDRESS -c 4 -C 20"],
+            ["ib_send_bw -R -F -n 100", "ib_send_bw -R -F -n 100 ADDRESS"],
+            ["ib_read_bw -R -F -n 50", "ib_read_bw -R -F -n 50 ADDRESS"],
+        ] {
+            by_rdma_cm(&rxe, server, command);
+        }
+    }
+}
+
 /// What tshark prints about the packets of a capture that pass the filter.
 fn tshark(file: &Path, field: &str, filter: &str) -> String {
     let mut tshark = Process::new("tshark");

@@ -17,6 +17,7 @@ pub mod ib_cm;
 pub mod mpa_startup;
 pub mod native;
 pub mod qp_attr;
+mod random;
 pub mod rdma_cm;
 pub mod startup;
 pub mod timeouts;

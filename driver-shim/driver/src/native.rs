@@ -48,6 +48,19 @@ impl Driver {
         result
     }
 
+    /// The upper 16 bits of the numbers of the process's queue pairs.
+    ///
+    /// # Errors
+    /// Those of listening.
+    pub(super) fn native_port(&self) -> Result<u16, Errno> {
+        let mut native = self.connections().native();
+        let (engine, buffers) = native.parts();
+        engine.own_port(&mut Streams {
+            driver: self,
+            buffers,
+        })
+    }
+
     fn apply(&self, notice: Notice) {
         let (Notice::Open(qid) | Notice::Unreachable(qid)) = notice;
         let Some(qp) = self.qp(qid) else { return };

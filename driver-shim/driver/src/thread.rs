@@ -72,6 +72,7 @@ impl Driver {
                 );
             }
         }
+        interrupt_context::deferred(|| self.cm_end());
         self.bus().shutdown();
         self.event_loop().end();
         tracing::debug!("driver thread ended");

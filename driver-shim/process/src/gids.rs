@@ -165,6 +165,22 @@ impl GidTable {
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
+
+    /// The largest path MTU (`enum ibv_mtu`) whose packets fit this interface.
+    pub fn path_mtu(&self) -> u8 {
+        path_mtu(self.mtu)
+    }
+}
+
+/// The largest path MTU whose packets fit an interface MTU.
+fn path_mtu(interface: u32) -> u8 {
+    match interface {
+        ..=511 => 1,
+        512..=1023 => 2,
+        1024..=2047 => 3,
+        2048..=4095 => 4,
+        4096.. => 5,
+    }
 }
 
 /// The rank of an address in the table; equal ranks keep the kernel's order.
@@ -181,6 +197,20 @@ fn rank(ip: IpAddr, default: Option<IpAddr>) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_active_mtu_fits_the_interface() {
+        for (interface, mtu) in [
+            (0, 256),
+            (1500, 1024),
+            (4096, 4096),
+            (9000, 4096),
+            (65536, 4096),
+            (2048, 2048),
+        ] {
+            assert_eq!(128 << path_mtu(interface), mtu);
+        }
+    }
 
     fn link(index: u32, name: &str, up: bool) -> Link {
         Link {

@@ -158,7 +158,7 @@ pub(super) fn query_port(
         phys_state,
         // Messages are split to the size that the stream supports, so programs may choose any MTU.
         max_mtu: IBV_MTU_4096,
-        active_mtu: path_mtu(context.shown().gids().mtu()),
+        active_mtu: context.shown().gids().path_mtu().into(),
         gid_tbl_len: int(gids as u32),
         port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
         max_msg_sz: MAX_MESSAGE,
@@ -184,18 +184,7 @@ pub(super) fn query_port_speed(port_num: u32, mut speed: Out<'_, u64>) -> Result
 
 /// The active MTU of the port, in bytes.
 pub(super) fn active_mtu(context: OpenContext) -> u32 {
-    128 << path_mtu(context.shown().gids().mtu())
-}
-
-/// The largest path MTU whose packets fit an interface MTU.
-fn path_mtu(interface: u32) -> ibv_mtu {
-    match interface {
-        ..=511 => IBV_MTU_256,
-        512..=1023 => IBV_MTU_512,
-        1024..=2047 => IBV_MTU_1024,
-        2048..=4095 => IBV_MTU_2048,
-        4096.. => IBV_MTU_4096,
-    }
+    128 << context.shown().gids().path_mtu()
 }
 
 #[cfg(test)]
@@ -270,19 +259,5 @@ mod tests {
         assert_eq!(version, b"1.2.3\0");
         assert_eq!((shown.max_qp_rd_atom, shown.max_qp_init_rd_atom), (128, 64));
         assert_eq!(shown.max_res_rd_atom, 128 << 16);
-    }
-
-    #[test]
-    fn the_active_mtu_fits_the_interface() {
-        for (interface, mtu) in [
-            (0, 256),
-            (1500, 1024),
-            (4096, 4096),
-            (9000, 4096),
-            (65536, 4096),
-            (2048, 2048),
-        ] {
-            assert_eq!(128 << path_mtu(interface), mtu);
-        }
     }
 }

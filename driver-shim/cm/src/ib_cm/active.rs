@@ -10,6 +10,7 @@ use super::connection::{Agreed, Connection, Remote, Repetition, State};
 use super::connections::{CallError, Connections, is_connectable, padded};
 use super::event::{Accepted, Event};
 use super::peer::{Numbered, Route};
+use super::settings::MAX_CODE;
 use crate::mpa_startup::Time;
 use crate::timeouts::RETRIES;
 
@@ -45,6 +46,8 @@ pub struct Connect {
     pub srq: bool,
     /// Traffic class of the connection's packets.
     pub traffic_class: u8,
+    /// Local ACK Timeout of the peer's queue pair; `None`: from the settings.
+    pub ack_timeout: Option<u8>,
     /// For the peer's program: at most 56 bytes.
     pub private_data: Vec<u8>,
 }
@@ -74,7 +77,10 @@ impl Connections {
                 path_mtu: self.settings.path_mtu,
                 responder_resources: connect.responder_resources,
                 initiator_depth: connect.initiator_depth,
-                ack_timeout: self.settings.ack_timeout(self.settings.ack_delay),
+                ack_timeout: match connect.ack_timeout {
+                    Some(code) => code.min(MAX_CODE),
+                    None => self.settings.ack_timeout(self.settings.ack_delay),
+                },
                 retry_count: connect.retry_count.min(RETRIES),
                 rnr_retry_count: connect.rnr_retry_count.min(RETRIES),
             },

@@ -258,13 +258,17 @@ impl Connections {
         self.table.insert(connection);
     }
 
-    /// An unused number for a connection. 0 means "none" in a REJ.
+    /// An unused number for a connection. 0 means "none" in a REJ. There is one, since the limits
+    /// permit fewer connections than a prefix leaves numbers.
     pub(super) fn new_comm_id(&mut self) -> u32 {
-        let mut id = (self.random)() as u32;
-        while id == 0 || self.table.get(id).is_some() {
-            id = id.wrapping_add(1);
-        }
-        id
+        let random = (self.random)() as u32;
+        let (prefix, mask) = match self.settings.number_prefix {
+            Some(prefix) => (u32::from(prefix) << 16, u32::from(u16::MAX)),
+            None => (0, u32::MAX),
+        };
+        let numbers = (0..=mask).map(|step| prefix | (random.wrapping_add(step) & mask));
+        let mut free = numbers.filter(|id| *id != 0 && self.table.get(*id).is_none());
+        free.next().unwrap_or(prefix)
     }
 
     pub(super) fn new_psn(&mut self) -> u32 {

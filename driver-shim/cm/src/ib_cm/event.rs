@@ -67,6 +67,8 @@ pub struct Requested {
     pub rnr_retry_count: u8,
     /// The peer's queue pair has a shared receive queue.
     pub srq: bool,
+    /// Traffic class of the connection's packets.
+    pub traffic_class: u8,
     /// The program's private data, with zeros after it.
     pub private_data: Vec<u8>,
 }
@@ -85,6 +87,7 @@ impl Requested {
             retry_count: request.retry_count,
             rnr_retry_count: request.rnr_retry_count,
             srq: request.srq,
+            traffic_class: request.primary_path.traffic_class,
             private_data: request.private_data[IP_ADDRESSING_LEN..].to_vec(),
         })
     }

@@ -1,7 +1,7 @@
 //! The communication manager of InfiniBand (Architecture Specification, volume 1, chapter 12), by
 //! which RoCE's reliable connections of rdma_cm begin and end: management datagrams between the
 //! queue pairs 1 of both ends, as state machines. Messages, calls and time in; messages and events
-//! out. No device carries such connections yet, so no engine uses this module.
+//! out. `rdma_cm` uses it with `wire=roce`.
 //!
 //! ```text
 //! active                                            passive

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Times of messages are 4.096 µs · 2^code.
 const UNIT: Duration = Duration::from_nanos(4096);
 /// Codes have 5 bits.
-const MAX_CODE: u8 = 31;
+pub(super) const MAX_CODE: u8 = 31;
 /// The longest response time that a peer may ask for: 8.6 s. The code's range would allow 2.4
 /// hours, for each of 16 attempts.
 const MAX_RESPONSE_CODE: u8 = 21;
@@ -17,6 +17,9 @@ const MAX_SERVICE_CODE: u8 = 24;
 pub struct Settings {
     /// GUID of the channel adapter.
     pub ca_guid: u64,
+    /// The upper 16 bits of the connections' numbers, by which messages find the process among
+    /// those that share an address; the lower ones are random. `None`: all 32 bits are random.
+    pub number_prefix: Option<u16>,
     /// The largest path MTU (`enum ibv_mtu`): requested, and the maximum that is accepted.
     pub path_mtu: u8,
     /// Code of the time until this adapter acknowledges.
@@ -37,6 +40,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             ca_guid: 0,
+            number_prefix: None,
             path_mtu: 3,
             ack_delay: 15,
             packet_life_time: 16,

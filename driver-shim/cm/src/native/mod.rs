@@ -355,6 +355,15 @@ impl Engine {
         Ok(qpn)
     }
 
+    /// A port that is in numbers of queue pairs of this process, and in none of another process of
+    /// the host.
+    ///
+    /// # Errors
+    /// The errors of [`Streams::listen`].
+    pub fn own_port(&mut self, streams: &mut dyn Streams) -> Result<u16, Errno> {
+        self.numbers.port(streams)
+    }
+
     /// Removes a destroyed queue pair; its number may be used again.
     pub fn remove_queue_pair(&mut self, world: &mut World<'_>, qpn: u32) {
         self.retire(world, qpn, false);

@@ -79,6 +79,19 @@ impl Numbers {
         Ok(u32::from(port) << 8 | (self.fresh - 1))
     }
 
+    /// The port in the first numbers, which no other process of the host has.
+    ///
+    /// # Errors
+    /// Those of listening.
+    pub(super) fn port(&mut self, streams: &mut dyn Streams) -> Result<u16, Errno> {
+        if self.listeners.is_empty() {
+            let listener = self.open(streams)?;
+            self.listeners.push(listener);
+            self.fresh = 0;
+        }
+        Ok(self.listeners.first().ok_or(Errno::NOMEM)?.port)
+    }
+
     /// Returns a number for later use.
     pub(super) fn release(&mut self, qpn: u32) {
         self.free.push_back(qpn);

@@ -56,6 +56,9 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         Message::Request.check(self.identity, &parameters.private_data)?;
+        if self.speaks_roce() {
+            return self.connect_by_messages(world, handle, &parameters);
+        }
         let id = self.own(channel, handle)?;
         let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
         let ConnPolicy {

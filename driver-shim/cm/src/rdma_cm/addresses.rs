@@ -80,9 +80,12 @@ impl Engine {
             CmAddress::Ip(local) => {
                 let shared = self.check_port(handle, local, true)?;
                 let (port, lid) = match (PS_DATAGRAMS.contains(&port_space), has_udp_port) {
-                    (true, true) => (self.take_number(world, handle, local)?, None),
-                    (true, false) if local.port() == 0 => (self.pick_port(), None),
-                    (true, false) => (local.port(), None),
+                    // With `wire=roce` connections need no listener of the device, either.
+                    (datagrams, true) if datagrams || self.speaks_roce() => {
+                        (self.take_number(world, handle, local)?, None)
+                    }
+                    (true, _) if local.port() == 0 => (self.pick_port(), None),
+                    (true, _) => (local.port(), None),
                     (false, true) => {
                         let (lid, port) = self.bind_own(world, handle, local)?;
                         (port, Some(lid))
@@ -410,7 +413,7 @@ impl Engine {
     fn has_udp_port(&self, id: &Id) -> bool {
         match id.is_for_datagrams() {
             true => self.identity.is_roce(),
-            false => self.default_policy.own_ports,
+            false => self.default_policy.own_ports || self.speaks_roce(),
         }
     }
 
@@ -493,16 +496,10 @@ impl Engine {
     /// The id that has the requested service, at the port of the request if there is one: the port
     /// may be common to all services.
     pub(super) fn asked_id(&self, inquiry: &Inquiry) -> Option<u32> {
+        let service = inquiry.request.service_id;
         let is_asked = |handle: &&u32| {
-            let Some((id, local)) = self.ids.get(handle).and_then(|id| Some((id, id.local?))) else {
-                return false;
-            };
-            let (at, remote) = (inquiry.arrival.local.to_canonical(), inquiry.arrival.remote);
-            let excluded = id.one_family && local.is_ipv4() != remote.is_ipv4();
-            // Linux has all addresses of 127.0.0.0/8, and the device perhaps one.
-            let own = local.ip().to_canonical();
-            let is_at = own.is_unspecified() || own == at || (own.is_loopback() && at.is_loopback());
-            service_id(id.port_space, local.port()) == inquiry.request.service_id && is_at && !excluded
+            let id = self.ids.get(handle);
+            id.is_some_and(|id| id.has_service(service, inquiry.arrival.local))
         };
         let at_port = self.place_of(inquiry.port).into_iter();
         let mut holders = at_port
@@ -619,6 +616,20 @@ impl Engine {
             self.listeners.insert(lid, listener);
         }
         Ok((first, port))
+    }
+}
+
+impl Id {
+    /// Whether the id has the service, for messages that arrive at this address.
+    pub(super) fn has_service(&self, service: u64, at: IpAddr) -> bool {
+        let Some(local) = self.local else {
+            return false;
+        };
+        let (own, at) = (local.ip().to_canonical(), at.to_canonical());
+        let excluded = self.one_family && local.is_ipv4() != at.is_ipv4();
+        // Linux has all addresses of 127.0.0.0/8, and the device perhaps one.
+        let is_at = own.is_unspecified() || own == at || (own.is_loopback() && at.is_loopback());
+        service_id(self.port_space, local.port()) == service && is_at && !excluded
     }
 }
 

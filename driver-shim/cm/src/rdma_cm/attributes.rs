@@ -40,6 +40,12 @@ impl Engine {
             return datagram_attributes(id, state);
         }
         if identity.is_roce() {
+            let of_peer = [QpState::Rtr, QpState::Rts].into_iter();
+            let of_peer = of_peer.into_iter().find(|of_peer| *of_peer as u32 == state);
+            if let Some(state) = of_peer.filter(|_| self.speaks_roce()) {
+                return self.attributes_by_messages(world, handle, state);
+            }
+            let id = self.own(channel, handle)?;
             let remote = id.remote.map(|remote| remote.ip());
             let default = remote.map(|remote| self.policy(remote).ack_timeout);
             let id = self.own(channel, handle)?;

@@ -44,6 +44,12 @@ pub struct Parameters {
     pub initiator_depth: u8,
     /// Retries of requests that the peer does not acknowledge.
     pub retry_count: u8,
+    /// Retries of the peer's requests while no receive is posted.
+    pub rnr_retry_count: u8,
+    /// The program asks for end-to-end flow control.
+    pub flow_control: bool,
+    /// The queue pair has a shared receive queue.
+    pub srq: bool,
     /// Private data for the peer.
     pub private_data: Vec<u8>,
 }
@@ -56,6 +62,9 @@ impl From<&ConnParam> for Parameters {
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
             retry_count: param.retry_count.min(RETRIES),
+            rnr_retry_count: param.rnr_retry_count.min(RETRIES),
+            flow_control: param.flow_control != 0,
+            srq: param.srq != 0,
             private_data: param.private_data.get(..len).unwrap_or_default().to_vec(),
         }
     }

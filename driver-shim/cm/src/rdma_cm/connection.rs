@@ -54,11 +54,21 @@ impl Engine {
                 self.exchange_ended(world, handle);
                 Ok(())
             }
+            State::ByMessages(of) => {
+                self.disconnect_by_messages(world, of);
+                Ok(())
+            }
             // The peer ended the connection first.
             State::Closing { .. } | State::Over => Ok(()),
             // A DREQ or DREP is not sent in these states, which is no error. A listener at any
             // address is on no device.
-            State::Listening(_) | State::Requested { .. } | State::AwaitingRtrFrame(_) if is_roce => {
+            State::Serving(_) if id.is_for_datagrams() => Ok(()),
+            State::Listening(_)
+            | State::Serving(_)
+            | State::Requested { .. }
+            | State::AwaitingRtrFrame(_)
+                if is_roce =>
+            {
                 match id.local {
                     Some(local) if !local.ip().is_unspecified() => Ok(()),
                     _ => Err(Errno::INVAL),
@@ -112,7 +122,7 @@ impl Engine {
     }
 
     /// Reports the end of a connection. With a RoCE NIC, the end of its TIME-WAIT is reported, too.
-    fn disconnected(&mut self, world: &mut World<'_>, handle: u32) {
+    pub(super) fn disconnected(&mut self, world: &mut World<'_>, handle: u32) {
         if self.identity.is_roce() {
             self.timers
                 .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
@@ -131,6 +141,7 @@ impl Engine {
         let its = |number: &u32| is_its(*number).then_some(*number);
         let streams: Vec<u32> = self.streams.keys().filter_map(its).collect();
         let pairs: Vec<u32> = self.queue_pairs.keys().filter_map(its).collect();
+        self.adapters_lost(world, &is_its);
         for sid in streams {
             match self.attempt_of(sid) {
                 Some(handle) => {
@@ -182,6 +193,9 @@ impl Engine {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
+        if let State::ByMessages(_) = id.state {
+            return self.queue_pair_lost(world, handle);
+        }
         self.timers.set(Key::Id(handle), None);
         // Requests after the fence are flushed when the gate is open.
         self.notices.push(Notice::Open(qid));

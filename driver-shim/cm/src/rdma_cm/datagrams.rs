@@ -11,7 +11,7 @@ use urnic_wire::mad::{
     IP_ADDRESSING_LEN, IpAddressing, MAD_LEN, Mad, Message, REPLY_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
     ServiceReply, ServiceRequest, ServiceStatus, parse, service_id,
 };
-use urnic_wire::roce::DEFAULT_PKEY;
+use urnic_wire::roce::{DEFAULT_PKEY, UDP_PORT};
 
 use super::abi::{CmAddress, DatagramParam};
 use super::addresses::{first_free, with_port};
@@ -118,12 +118,23 @@ impl Engine {
     /// `ENODEV` if no device has the address; those of binding the port.
     pub(super) fn common_port(&mut self, world: &mut World<'_>, local: SocketAddr) -> Result<u32, Errno> {
         let device = world.device.device_of(local)?;
+        self.common_port_of(world, device)
+    }
+
+    /// The UDP port that the ids of a device share.
+    ///
+    /// # Errors
+    /// Those of binding the port.
+    pub(super) fn common_port_of(&mut self, world: &mut World<'_>, device: u32) -> Result<u32, Errno> {
         if let Some(port) = self.datagrams.common_ports.get(&device) {
             return Ok(*port);
         }
-        let native = &self.config.native;
-        let ip = native.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
-        let port = first_free(native.port_range.clone(), |port| {
+        let ports = match self.speaks_roce() {
+            true => Some(UDP_PORT..=UDP_PORT),
+            false => self.config.native.port_range.clone(),
+        };
+        let ip = self.config.native.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+        let port = first_free(ports, |port| {
             world.device.open_port_of(device, SocketAddr::new(ip, port))
         })?;
         self.datagrams.common_ports.insert(device, port);
@@ -296,8 +307,7 @@ impl Engine {
                 };
                 self.asked(world, inquiry);
             }
-            // Only a device that carries InfiniBand's reliable connections has a use for them.
-            _ => tracing::debug!("a message from {} about a connection: {mad}", arrival.remote),
+            _ => self.connection_message(world, (port, arrival), &mad),
         }
     }
 
@@ -323,14 +333,15 @@ impl Engine {
         let Some((handle, id)) = found else {
             return unsupported(self, world);
         };
+        let datagrams = id.is_for_datagrams();
         let service = match (&mut id.state, id.stream_port) {
-            (State::Serving(service), _) => service,
+            (State::Serving(service), _) if datagrams => service,
             // Connections that come before the program listens wait.
             (State::Listening(_) | State::Bound { .. }, Some(port)) => {
                 return self.name_port(world, &inquiry, port);
             }
             // The program will listen, perhaps; the request is repeated.
-            (State::Bound { .. }, None) => return,
+            (State::Bound { .. }, None) if datagrams => return,
             _ => return unsupported(self, world),
         };
         if service.unread >= service.backlog {

@@ -66,6 +66,10 @@ pub trait Device: Carrier {
     fn open_port_of(&mut self, device: u32, local: SocketAddr) -> Result<u32, Errno>;
     /// A number of the device that has the address.
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno>;
+    /// The number, as of [`device_of`](Self::device_of), of the device that has a port.
+    fn device_of_port(&mut self, port: u32) -> u32;
+    /// The properties of a device that connections of RoCE need.
+    fn channel_adapter(&mut self, device: u32) -> Result<ChannelAdapter, Errno>;
     /// Closes a UDP port.
     fn close_port(&mut self, port: u32);
     /// Sends a message from a UDP port and an own address; returns its number at the port. The
@@ -96,6 +100,17 @@ pub struct World<'a> {
 pub enum Notice {
     /// The queue pair may send: open the gate.
     Open(u32),
+}
+
+/// A device, as its peers see it with `wire=roce`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChannelAdapter {
+    /// The node GUID.
+    pub guid: u64,
+    /// The largest path MTU (`enum ibv_mtu`).
+    pub path_mtu: u8,
+    /// The upper 16 bits of the numbers of its queue pairs, which no other process of the host has.
+    pub native_port: u16,
 }
 
 /// The addresses of a message that arrived.

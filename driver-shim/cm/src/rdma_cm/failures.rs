@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use rustix::io::Errno;
 
 use super::messages::{Message, outcome};
-use super::{CmEvent, Engine, EventParams, Key, Location, Owner, State, World};
+use super::{ByMessages, CmEvent, Engine, EventParams, Key, Location, Owner, State, World};
 use crate::mpa_startup::{Close, Excerpt, Time};
 use crate::startup::Fault;
 use urnic_config::Llp;
+use urnic_wire::mad::RejectReason;
 
 /// Why a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,10 @@ pub(super) enum Cause {
     NotWaiting,
     /// The device is gone.
     DeviceLost,
+    /// The peer's connection manager of RoCE sent a REJ with this reason.
+    RejectedBy(u16),
+    /// The peer answered no message of RoCE's connection manager.
+    Unanswered,
 }
 
 impl Cause {
@@ -50,8 +55,8 @@ impl Cause {
             | Cause::NotAttached(errno)
             | Cause::Lost(errno)
             | Cause::NoFirstFpdu(errno) => errno,
-            Cause::ServiceRefused(_) => Errno::CONNREFUSED,
-            Cause::Silent(_) | Cause::NoFrame(..) => Errno::TIMEDOUT,
+            Cause::ServiceRefused(_) | Cause::RejectedBy(_) => Errno::CONNREFUSED,
+            Cause::Silent(_) | Cause::NoFrame(..) | Cause::Unanswered => Errno::TIMEDOUT,
             Cause::Ended(_) | Cause::NotWaiting => Errno::CONNRESET,
             Cause::DeviceLost => Errno::NODEV,
             Cause::BadPort(_) | Cause::Terminate(_) => Errno::PROTO,
@@ -142,7 +147,30 @@ impl Display for Cause {
                 "the initiator ended the TCP connection, or sent data, before the program accepted",
             ),
             Cause::DeviceLost => f.write_str("the device is lost"),
+            Cause::RejectedBy(reason) => write!(f, "{} (REJ, reason {reason})", why_rejected(*reason)),
+            Cause::Unanswered => f.write_str(
+                "no answer at UDP port 4791: the host is down, has no device of RoCE v2, or a firewall drops packets",
+            ),
         }
+    }
+}
+
+/// What the reason of a REJ means.
+fn why_rejected(reason: u16) -> &'static str {
+    match RejectReason(reason) {
+        RejectReason::INVALID_SERVICE_ID => "no program listens there",
+        RejectReason::NO_RESOURCES => "the peer has no room for another connection",
+        RejectReason::TIMEOUT => "the peer got no answer, and gave up",
+        RejectReason::STALE_CONNECTION => {
+            "the peer had an earlier connection of this queue pair, which it ends now: try again"
+        }
+        RejectReason::INVALID_TRANSPORT => "the peer does not connect this kind of queue pair",
+        RejectReason::INVALID_GID => {
+            "the peer sees other addresses than this host: packets pass a NAT, or another route"
+        }
+        RejectReason::INVALID_MTU => "the peer's path MTU is smaller than that of this port",
+        RejectReason::CONSUMER => "its program refused",
+        _ => "the peer's connection manager refused",
     }
 }
 
@@ -237,6 +265,41 @@ impl Engine {
                 tracing::warn!("a connection from {remote} to {local} brought no {request}: {cause}");
             }
             _ => tracing::debug!("stream {sid}: {cause}"),
+        }
+    }
+
+    /// Logs that the queue pair 1 of a device, through which it connects, cannot be opened.
+    pub(super) fn log_no_adapter(&mut self, now: Time, (call, address): (&str, SocketAddr), errno: Errno) {
+        if errno != Errno::ADDRINUSE {
+            return self.log_refused(now, (call, false), address, errno);
+        }
+        if self.lines.may_log(now) {
+            tracing::warn!(
+                "{call}: {address}: another process, rdma_rxe or an adapter has UDP port 4791 (wire=roce; errno {})",
+                errno.raw_os_error()
+            );
+        }
+    }
+
+    /// Logs that a connection was not made: requested by the program, or by a peer.
+    pub(super) fn log_attempt(
+        &mut self,
+        now: Time,
+        handle: u32,
+        cause: Cause,
+        (kind, status): (CmEvent, i32),
+    ) {
+        let Some(id) = self.ids.get(&handle) else {
+            return;
+        };
+        if let State::ByMessages(ByMessages { active: true, .. }) = id.state {
+            return self.log_failed(now, handle, cause, (kind, status));
+        }
+        if let Some(remote) = id.remote
+            && self.peer_lines.may_log(now)
+        {
+            let event = name(kind);
+            tracing::warn!("rdma_accept of {remote} failed: {cause} ({event}, status {status})");
         }
     }
 

@@ -22,9 +22,9 @@ const MAX_BACKLOG: u32 = 1024;
 /// Unread events of a channel beyond which a program can add no event of its own.
 const MAX_WRITTEN: usize = 1 << 16;
 /// `IBV_EVENT_COMM_EST`.
-const COMMUNICATION_ESTABLISHED: u32 = 4;
+pub(super) const COMMUNICATION_ESTABLISHED: u32 = 4;
 /// `IBV_EVENT_PATH_MIG`.
-const PATH_MIGRATED: u32 = 6;
+pub(super) const PATH_MIGRATED: u32 = 6;
 
 impl Engine {
     /// The id, if the program may name it on this channel.
@@ -112,7 +112,9 @@ impl Engine {
     pub(super) fn end_activity(&mut self, world: &mut World<'_>, handle: u32, state: State) {
         match state {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
-            State::Serving(_) | State::Associated(None) => {}
+            State::Serving(_) => self.adapters.stop_listening(handle),
+            State::Associated(None) => {}
+            State::ByMessages(of) => self.release(world, of),
             State::LookingUp(lookup) => self.forget_lookup(&lookup),
             State::Associated(Some(inquiry)) => drop(self.datagrams.inquiries.remove(&inquiry.key())),
             State::Asked(inquiry) => {
@@ -209,6 +211,9 @@ impl Engine {
         if datagrams {
             return self.serve(handle, backlog);
         }
+        if self.speaks_roce() {
+            return self.listen_for_connections(world, handle, backlog);
+        }
         let State::Bound { lid, .. } = self.own(channel, handle)?.state else {
             return Err(Errno::INVAL);
         };
@@ -236,10 +241,20 @@ impl Engine {
     /// `EINVAL` for an id without a connection; on a RoCE NIC also for another event than
     /// communication established, and for a connection that was not accepted, and `EISCONN` if it
     /// is established (`ib_cm_notify` of the kernel).
-    pub fn notify(&mut self, channel: u64, handle: u32, event: u32) -> Result<(), Errno> {
+    pub fn notify(
+        &mut self,
+        world: &mut World<'_>,
+        channel: u64,
+        handle: u32,
+        event: u32,
+    ) -> Result<(), Errno> {
         let is_roce = self.identity.is_roce();
         let id = self.own(channel, handle)?;
         match (is_roce, &id.state) {
+            (_, State::ByMessages(of)) => {
+                let of = *of;
+                self.notify_by_messages(world, of, event)
+            }
             (_, State::Idle | State::Bound { .. } | State::AddressResolved | State::RouteResolved) => {
                 Err(Errno::INVAL)
             }
@@ -361,15 +376,15 @@ impl Engine {
             response.set_argument(argument);
             return Some(response);
         }
+        if let State::Serving(service) = &mut id.state
+            && event.kind == CmEvent::ConnectRequest
+        {
+            service.unread = service.unread.saturating_sub(1);
+        }
         if id.is_for_datagrams() {
             let mut param = event.params.datagrams.unwrap_or(DatagramParam::new_zeroed());
             param.set_private_data(&event.params.private_data);
             response.set_datagrams(&param);
-            if let State::Serving(service) = &mut id.state
-                && event.kind == CmEvent::ConnectRequest
-            {
-                service.unread = service.unread.saturating_sub(1);
-            }
             return Some(response);
         }
         let param = &mut response.param;
@@ -383,6 +398,13 @@ impl Engine {
         param.private_data_len = len as u8;
         param.responder_resources = event.params.responder_resources;
         param.initiator_depth = event.params.initiator_depth;
+        if let Some(of_roce) = event.params.of_roce {
+            param.qp_num = of_roce.qpn;
+            param.flow_control = of_roce.flow_control.into();
+            param.retry_count = of_roce.retry_count;
+            param.rnr_retry_count = of_roce.rnr_retry_count;
+            param.srq = of_roce.srq.into();
+        }
         if let State::Listening(listener) = &mut id.state
             && event.kind == CmEvent::ConnectRequest
         {
@@ -465,8 +487,7 @@ impl Engine {
             private_data,
             responder_resources: depth(word.map(|word| word.ord), self.max_ird),
             initiator_depth: depth(word.map(|word| word.ird), self.max_ord),
-            datagrams: None,
-            argument: None,
+            ..EventParams::default()
         }
     }
 }

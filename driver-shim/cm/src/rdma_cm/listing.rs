@@ -38,11 +38,15 @@ impl Engine {
         let listed = self.ids.iter().map(|(&handle, id)| ListedId {
             handle,
             port_space: id.port_space,
-            state: state(&id.state),
+            state: match &id.state {
+                State::ByMessages(of) if self.is_over(*of) => kernel::DISCONNECT,
+                other => state(other),
+            },
             local: id.local,
             remote: id.remote,
             qid: match &id.state {
                 State::Opening { qid, .. } | State::Connected { qid } | State::Closing { qid } => Some(*qid),
+                State::ByMessages(of) => of.qid,
                 _ => None,
             },
         });
@@ -59,6 +63,7 @@ fn state(state: &State) -> u8 {
         State::Listening(_) | State::Serving(_) => kernel::LISTEN,
         State::LookingUp(_)
         | State::Asked(_)
+        | State::ByMessages(_)
         | State::Associated(_)
         | State::Connecting(_)
         | State::Answered(_)

@@ -36,6 +36,14 @@
 //!  RouteResolved ─ connect ─▶ LookingUp ─ reply, or no listener ─▶ Connecting
 //! ```
 //!
+//! With `wire=roce` there are no streams. The messages of RoCE's connection manager make
+//! connections between queue pairs:
+//!
+//! ```text
+//!  Bound ─ listen ─▶ Serving ─ a REQ ─▶ (new id) ByMessages
+//!  RouteResolved ─ connect ─▶ ByMessages ─ the end ─▶ Over
+//! ```
+//!
 //! The engine does no I/O: commands, events of streams and queue pairs, and the time go in; it acts
 //! through [`Device`]. A listener is a TCP listener from bind on: no other process can use its
 //! port, and connections before listen wait.
@@ -45,6 +53,7 @@
 
 pub mod abi;
 mod active;
+mod adapters;
 mod addresses;
 mod attributes;
 pub mod command;
@@ -57,6 +66,8 @@ mod lines;
 pub mod listing;
 mod messages;
 mod passive;
+mod roce_calls;
+mod roce_connections;
 mod spare_reads;
 #[cfg(test)]
 mod tests;
@@ -70,15 +81,17 @@ use urnic_wire::mad::{MAD_LEN, ServiceRequest};
 
 use crate::carrier::{Attachment, StreamOwner, Terms};
 use crate::mpa_startup::{Accepted, Close, Depths, Negotiated, Settings, Time};
+use crate::random::Random;
 use crate::startup::{Initiator, Responder};
 use crate::timers::Timers;
 use abi::DatagramParam;
+use adapters::{Adapters, ByMessages};
 use command::Parameters;
 use lines::{Lines, PeerLines};
 use spare_reads::Announced;
 use urnic_config::{Config, Identity, Llp};
 
-pub use device::{Arrival, Device, Notice, World};
+pub use device::{Arrival, ChannelAdapter, Device, Notice, World};
 
 /// Maximum number of ids of a process: librdmacm indexes them with 16 bits.
 const MAX_IDS: u32 = 0xffff;
@@ -157,6 +170,18 @@ struct EventParams {
     datagrams: Option<DatagramParam>,
     /// The argument of an event that the program queued.
     argument: Option<u64>,
+    /// What only the messages of RoCE say.
+    of_roce: Option<RoceParams>,
+}
+
+/// The peer's parameters that only the messages of RoCE carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RoceParams {
+    qpn: u32,
+    flow_control: bool,
+    retry_count: u8,
+    rnr_retry_count: u8,
+    srq: bool,
 }
 
 /// An event that the program has not taken.
@@ -276,8 +301,11 @@ enum State {
     AddressResolved,
     RouteResolved,
     Listening(Box<Listener>),
-    /// A listener for datagrams.
+    /// A listener for messages: datagrams, or connections with `wire=roce`.
     Serving(Service),
+    /// A connection with `wire=roce`, from the REQ on. Its state is that of the device's
+    /// [connections](crate::ib_cm).
+    ByMessages(ByMessages),
     /// The peer was asked for its queue pair, or for the TCP port of a listener.
     LookingUp(Box<Lookup>),
     /// A peer's request for a queue pair, which the program must answer.
@@ -465,7 +493,7 @@ impl Inquiry {
 /// The key that distinguishes the requests of all peers.
 type InquiryKey = (SocketAddr, u32);
 
-/// A listener for datagrams.
+/// A listener for messages.
 #[derive(Debug)]
 struct Service {
     backlog: u32,
@@ -607,6 +635,8 @@ enum Key {
     Id(u32),
     Stream(u32),
     TimeWait(u32),
+    /// The connections of a device with `wire=roce`.
+    Adapter(u32),
 }
 
 /// All ids of the process.
@@ -630,8 +660,9 @@ pub struct Engine {
     /// The ids of attached queue pairs, by device number of the queue pair.
     queue_pairs: HashMap<u32, u32>,
     datagrams: Datagrams,
+    adapters: Adapters,
     timers: Timers<Key>,
-    random: u64,
+    random: Random,
     notices: Vec<Notice>,
     lines: Lines,
     peer_lines: PeerLines,
@@ -656,8 +687,9 @@ impl Engine {
             listeners: HashMap::new(),
             queue_pairs: HashMap::new(),
             datagrams: Datagrams::default(),
+            adapters: Adapters::default(),
             timers: Timers::default(),
-            random: seed,
+            random: Random::new(seed),
             notices: Vec::new(),
             lines: Lines::default(),
             peer_lines: PeerLines::default(),
@@ -687,6 +719,7 @@ impl Engine {
                 Key::TimeWait(handle) => {
                     self.report_plain(world, handle, CmEvent::TimewaitExit);
                 }
+                Key::Adapter(device) => self.adapter_due(world, device),
             }
         }
         self.timers.next()
@@ -741,12 +774,7 @@ impl Engine {
 
     /// A number that others do not guess.
     fn random(&mut self) -> u64 {
-        // splitmix64
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.random.next()
     }
 }
 

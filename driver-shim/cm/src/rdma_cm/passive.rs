@@ -211,6 +211,12 @@ impl Engine {
                 // A program that cannot accept has rejected, as in a kernel.
                 answered.inspect_err(|_| self.reject_unanswered(world, handle, &[]))
             }
+            (State::ByMessages(of), parameters) => {
+                let of = *of;
+                // The program has given an id of its own its cookie before.
+                id.uid = if id.uid == 0 { uid } else { id.uid };
+                self.accept_by_messages(world, handle, of, parameters.as_ref())
+            }
             (State::Asked(_), Some(parameters)) => self.answer_inquiry(world, handle, uid, &parameters),
             _ => Err(Errno::INVAL),
         }
@@ -405,6 +411,7 @@ impl Engine {
         let id = self.own(channel, handle)?;
         match id.state {
             State::Asked(_) => return self.reject_inquiry(world, handle, private_data),
+            State::ByMessages(of) => return self.reject_by_messages(world, handle, of, private_data),
             State::Requested { .. } => {
                 Message::Reject.check(self.identity, private_data)?;
                 self.reject_unanswered(world, handle, private_data);

@@ -456,11 +456,6 @@ impl Qp {
         Ok(match (from, to) {
             _ if self.kind == QpKind::UnreliableDatagram => None,
             (QpState::Init, QpState::Rtr) if self.speaks_roce => {
-                if new.dest_qpn == MANAGER_QPN {
-                    return Err(
-                        Reason::Rule("rdma_cm makes no connections with wire=roce").with(Errno::OPNOTSUPP)
-                    );
-                }
                 self.connect_path(new)?;
                 None
             }

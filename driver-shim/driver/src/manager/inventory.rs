@@ -20,6 +20,8 @@ pub(crate) struct Inventory {
 struct Entry {
     /// In network order.
     node_guid: u64,
+    /// `enum ibv_mtu`.
+    path_mtu: u8,
     addresses: Vec<Gid>,
     /// It has all addresses of the host.
     has_all: bool,
@@ -30,6 +32,7 @@ impl Inventory {
         let configured = config.each_device();
         let entry = |(shown, device): (&urnic_presence::Shown, &urnic_config::DeviceConfig)| Entry {
             node_guid: shown.node_guid().to_be(),
+            path_mtu: shown.gids().path_mtu(),
             addresses: addresses(shown.gids()),
             has_all: device.device == Device::Inproc && device.addresses.is_empty(),
         };
@@ -45,6 +48,11 @@ impl Inventory {
 
     pub(crate) fn node_guid(&self, index: usize) -> u64 {
         self.devices.get(index).map_or(0, |device| device.node_guid)
+    }
+
+    /// The largest path MTU of a device's port.
+    pub(crate) fn path_mtu(&self, index: usize) -> Option<u8> {
+        self.devices.get(index).map(|device| device.path_mtu)
     }
 
     /// The index of the device that has the address: one that was given this address, else the
@@ -197,6 +205,7 @@ mod tests {
         };
         let entry = |(addresses, has_all): &(&[&str], bool)| Entry {
             node_guid: 0,
+            path_mtu: 0,
             addresses: addresses.iter().map(gid).collect(),
             has_all: *has_all,
         };

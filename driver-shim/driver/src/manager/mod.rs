@@ -161,6 +161,11 @@ impl<D> OpenDevices<D> {
         slot.and_then(Slot::at).ok_or(Errno::NODEV)
     }
 
+    /// The index of the device in a slot.
+    pub(crate) fn index(&self, slot: Slot) -> Option<usize> {
+        Some(self.open.get(slot.index())?.index)
+    }
+
     /// The driver in a slot.
     pub(crate) fn driver(&self, slot: Slot) -> Option<Arc<D>> {
         self.open.get(slot.index())?.driver.upgrade()
@@ -334,7 +339,7 @@ impl<D> Manager<D> {
 
     /// The index of the device in a slot.
     pub(crate) fn index(&self, slot: Slot) -> Option<usize> {
-        Some(self.lock().devices.open.get(slot.index())?.index)
+        self.lock().devices.index(slot)
     }
 
     /// The driver in a slot.

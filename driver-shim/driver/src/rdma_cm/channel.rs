@@ -234,7 +234,7 @@ impl CmChannel {
             Command::Accept { id, uid, parameters } => engine.accept(world, channel, id, uid, parameters),
             Command::Reject { id, private_data } => engine.reject(world, channel, id, &private_data),
             Command::Disconnect { id } => engine.disconnect(world, channel, id),
-            Command::Notify { id, event } => engine.notify(channel, id, event),
+            Command::Notify { id, event } => engine.notify(world, channel, id, event),
             Command::WriteEvent {
                 id,
                 event,

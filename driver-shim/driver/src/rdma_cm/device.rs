@@ -21,7 +21,7 @@ use crate::message_queues::{Messages, Reach, Received};
 use crate::streams::Streams;
 use urnic_cm::carrier::{Attachment, Carrier, Inbox, Terms};
 use urnic_cm::mpa_startup::Close;
-use urnic_cm::rdma_cm::{Device, Engine, Notice, World};
+use urnic_cm::rdma_cm::{ChannelAdapter, Device, Engine, Notice, World};
 use urnic_config::Llp;
 use urnic_process::interrupt_context;
 use urnic_process::port_gids::gid_of;
@@ -78,6 +78,15 @@ impl Driver {
     pub(crate) fn cm_lost(&self, qid: u32, errno: Errno) {
         if let Ok(number) = self.connections().slot().number(qid) {
             self.with_rdma_cm(|engine, world| engine.connection_ended(world, number, errno));
+        }
+    }
+
+    /// Ends the device's connections that are made by messages: no stream does that when the
+    /// process ends.
+    pub(crate) fn cm_end(&self) {
+        if self.speaks_roce() && !self.commands().is_lost() {
+            let slot = self.connections().slot();
+            self.with_rdma_cm(|engine, world| engine.end(world, |number| Slot::split(number).0 == slot));
         }
     }
 
@@ -496,6 +505,25 @@ impl Device for CmDevice<'_> {
 
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno> {
         self.slot_of(local)?.number(0)
+    }
+
+    fn device_of_port(&mut self, port: u32) -> u32 {
+        Slot::split(port).0.number(0).unwrap_or(0)
+    }
+
+    fn channel_adapter(&mut self, device: u32) -> Result<ChannelAdapter, Errno> {
+        let (slot, _) = Slot::split(device);
+        let driver = self.devices.driver(slot).ok_or(Errno::IO)?;
+        let index = self.devices.index(slot).ok_or(Errno::IO)?;
+        let inventory = self.inventory.ok_or(Errno::NODEV)?;
+        if !driver.speaks_roce() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(ChannelAdapter {
+            guid: u64::from_be(inventory.node_guid(index)),
+            path_mtu: inventory.path_mtu(index).ok_or(Errno::NODEV)?,
+            native_port: driver.native_port()?,
+        })
     }
 
     fn close_port(&mut self, port: u32) {

@@ -54,6 +54,7 @@ fn connect() -> Connect {
         rnr_retry_count: 5,
         srq: false,
         traffic_class: 0x20,
+        ack_timeout: None,
         private_data: b"hello".to_vec(),
     }
 }

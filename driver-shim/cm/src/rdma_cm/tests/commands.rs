@@ -73,6 +73,9 @@ fn parameters(payload: &[u8], at: usize) -> Parameters {
         responder_resources: param[266],
         initiator_depth: param[267],
         retry_count: param[269].min(7),
+        rnr_retry_count: param[270].min(7),
+        flow_control: param[268] != 0,
+        srq: param[265] != 0,
         private_data: param[8..8 + usize::from(param[264])].to_vec(),
     }
 }

@@ -347,11 +347,18 @@ fn notify_requires_a_connection() {
     let mut net = Net::pair();
     let (at, listener) = net.listen(1, 7471, 0);
     let initiator = net.ready(0, 7471, 5, false);
-    let notify = |net: &mut Net| net.at(0, |engine, _| engine.notify(initiator.0, initiator.1, 4));
+    let notify = |net: &mut Net| {
+        net.at(0, |engine, world| {
+            engine.notify(world, initiator.0, initiator.1, 4)
+        })
+    };
     assert_eq!(notify(&mut net), Err(Errno::INVAL));
     net.connect(0, initiator, parameters(3, 1, 1, &[]));
     assert_eq!(notify(&mut net), Ok(()));
-    assert_eq!(net.at(1, |engine, _| engine.notify(at, listener, 4)), Ok(()));
+    assert_eq!(
+        net.at(1, |engine, world| engine.notify(world, at, listener, 4)),
+        Ok(())
+    );
     net.finish();
 }
 

@@ -10,6 +10,7 @@ mod own_ports;
 mod parsing;
 mod ports;
 mod roce;
+mod roce_wire;
 mod sctp;
 mod start_up;
 mod states;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use super::ud_net::{Fate, Sent, UdWire};
+use super::ud_net::{Fate, Sent, UdWire, host};
 use super::*;
 use crate::carrier::Inbox;
 use crate::carrier::testing::{Received, with_llp};
@@ -14,6 +14,8 @@ use urnic_wire::mad::MAD_LEN;
 
 /// The port that TCP chooses.
 pub(super) const FREE_PORT: u16 = 39_999;
+/// The port in the numbers of the first process's queue pairs. Each further process has the next.
+pub(super) const NATIVE_PORT: u16 = 0x8100;
 /// An address that belongs to no process.
 pub(super) const OTHER_HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 1));
 
@@ -293,6 +295,7 @@ impl Device for Port<'_> {
         match remote.port() {
             // Represents an unreachable address.
             9 => Err(Errno::NETUNREACH),
+            _ if self.wire.borrow().ud.hosts => Ok(SocketAddr::new(host(self.side), 7)),
             _ => Ok(SocketAddr::new(remote.ip(), 7)),
         }
     }
@@ -371,6 +374,18 @@ impl Device for Port<'_> {
 
     fn device_of(&mut self, local: SocketAddr) -> Result<u32, Errno> {
         Ok(self.wire.borrow().ud.device_of(self.side, local.ip()))
+    }
+
+    fn device_of_port(&mut self, port: u32) -> u32 {
+        self.wire.borrow().ud.ports[&port].device
+    }
+
+    fn channel_adapter(&mut self, device: u32) -> Result<ChannelAdapter, Errno> {
+        Ok(ChannelAdapter {
+            guid: 0x10 * (self.side as u64 + 1) + u64::from(device),
+            path_mtu: 3,
+            native_port: NATIVE_PORT + self.side as u16,
+        })
     }
 
     fn close_port(&mut self, port: u32) {
@@ -624,6 +639,8 @@ pub(super) fn parameters(
         responder_resources,
         initiator_depth,
         retry_count: 7,
+        rnr_retry_count: 7,
         private_data: private_data.to_vec(),
+        ..Parameters::default()
     }
 }

@@ -122,7 +122,7 @@ fn call(net: &mut Net, name: &str, (channel, id): (u64, u32)) -> Result<(), Errn
         "accept" => engine.accept(world, channel, id, 300, Some(parameters(5, 1, 1, &[]))),
         "reject" => engine.reject(world, channel, id, &[]),
         "disconnect" => engine.disconnect(world, channel, id),
-        "notify" => engine.notify(channel, id, 4),
+        "notify" => engine.notify(world, channel, id, 4),
         _ => engine.set_option(world, channel, id, (0, 1), &0i32.to_ne_bytes()),
     })
 }

@@ -21,7 +21,7 @@ pub(super) struct Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UdPort {
     side: usize,
-    device: u32,
+    pub(super) device: u32,
     port: u16,
     /// Whether the port takes IPv4 and IPv6.
     families: [bool; 2],
@@ -45,6 +45,8 @@ pub(super) struct UdWire {
     pub(super) others: [Vec<IpAddr>; 2],
     /// Whether the messages that each process sends are lost.
     pub(super) lost: [bool; 2],
+    /// Each process is a host of its own, with the address 10.0.0.N.
+    pub(super) hosts: bool,
     /// The devices have no datagrams.
     pub(super) unsupported: bool,
     /// The network does not report ports without a process.
@@ -55,11 +57,26 @@ pub(super) struct UdWire {
     pub(super) last: Vec<u8>,
 }
 
+/// The address of a process that is a host of its own.
+pub(super) fn host(side: usize) -> IpAddr {
+    [10, 0, 0, side as u8].into()
+}
+
 impl UdWire {
     /// The device of a process that has the address.
     pub(super) fn device_of(&self, side: usize, ip: IpAddr) -> u32 {
         let other = self.others[side].iter().position(|other| *other == ip);
         other.map_or(0, |index| index as u32 + 1)
+    }
+
+    /// Whether a port is on the host of this process.
+    pub(super) fn is_of(&self, port: &UdPort, side: usize) -> bool {
+        !self.hosts || port.side == side
+    }
+
+    /// Whether a port is on the host with this address.
+    fn is_on(&self, port: &UdPort, ip: IpAddr) -> bool {
+        !self.hosts || ip == host(port.side)
     }
 }
 
@@ -104,6 +121,7 @@ impl Wire {
             .ports
             .values()
             .filter(|other| (0..2).any(|family| other.families[family] && families[family]))
+            .filter(|other| self.ud.is_of(other, side))
             .any(|other| other.port == port && other.device == device)
         {
             return Err(Errno::ADDRINUSE);
@@ -139,7 +157,8 @@ impl Wire {
         let is_there = |at: &UdPort| {
             let family = usize::from(remote.is_ipv6());
             let device = self.ud.device_of(at.side, remote.ip());
-            at.port == remote.port() && at.device == device && at.families[family]
+            let fits = at.port == remote.port() && at.device == device && at.families[family];
+            fits && self.ud.is_on(at, remote.ip())
         };
         let found = self.ud.ports.iter().find(|(_, at)| is_there(at));
         let sent = found.map(|(number, at)| Sent {
