@@ -53,13 +53,12 @@ impl Engine {
     fn receive_shared(&mut self, buffer: &mut [u8], env: &mut Env<'_>) -> bool {
         let mut incoming = std::mem::take(&mut self.incoming);
         let mut more = false;
-        for batch in 0..DATAGRAM_RX_BATCHES {
+        for _ in 0..DATAGRAM_RX_BATCHES {
             let Ports::Shared(shared) = &mut self.ports else {
                 break;
             };
             incoming.clear();
-            let most = if batch == 0 { DATAGRAM_FIRST_BATCH } else { BATCH };
-            let room = buffer.get_mut(..most * PACKET_ROOM).unwrap_or_default();
+            let room = buffer.get_mut(..BATCH * PACKET_ROOM).unwrap_or_default();
             let read = shared.receive(room, &mut incoming);
             read.count(env.counters);
             env.counters.add(Counter::RxCalls, 1);
@@ -80,7 +79,7 @@ impl Engine {
             if let Err(Overflow) = self.recv_cq.flush(env) {
                 self.fail(QpFault::CqOverflow, env);
             }
-            more = incoming.len() == most;
+            more = incoming.len() == BATCH;
             if !more || env.is_stopped() {
                 break;
             }

@@ -10,7 +10,7 @@ use crate::stream;
 use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM, SEGMENTS_ROOM};
 use crate::stream::roce_port::{RocePort, Sources, is_same_host};
 use crate::transport::{Env, RxOutcome, TxOutcome};
-use crate::tuning::{DATAGRAM_FIRST_BATCH, DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
+use crate::tuning::{DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -274,11 +274,10 @@ impl Packets {
     ) -> RxOutcome {
         let mut buffer = env.buffers.take();
         let mut more = false;
-        for batch in 0..DATAGRAM_RX_BATCHES {
+        for _ in 0..DATAGRAM_RX_BATCHES {
             let Some(port) = &mut self.port else { break };
             self.incoming.clear();
-            let most = if batch == 0 { DATAGRAM_FIRST_BATCH } else { BATCH };
-            let room = buffer.get_mut(..most * PACKET_ROOM).unwrap_or_default();
+            let room = buffer.get_mut(..BATCH * PACKET_ROOM).unwrap_or_default();
             let read = port.receive(room, &mut self.incoming);
             read.count(env.counters);
             env.counters.add(Counter::RxCalls, 1);
@@ -297,7 +296,7 @@ impl Packets {
                 };
                 each(bytes, &ends, path, env);
             }
-            more = self.incoming.len() == most;
+            more = self.incoming.len() == BATCH;
             if !more || env.is_stopped() {
                 break;
             }
