@@ -201,20 +201,20 @@ impl Engine {
     }
 
     /// Ends a connection, which has no further event.
-    pub(super) fn release(&mut self, world: &mut World<'_>, of: ByMessages) {
-        if let Some(qid) = of.qid {
-            self.queue_pairs.remove(&qid);
-        }
+    pub(super) fn release(&mut self, world: &mut World<'_>, handle: u32, of: ByMessages) {
         if let Some(adapter) = self.adapters.opened.get_mut(&of.device) {
             adapter.connections.release(world.now, of.number);
             self.carry_out(world, of.device);
         }
-        self.forget(of);
+        self.forget(handle, of);
     }
 
-    /// Takes no events of a connection any more.
-    fn forget(&mut self, of: ByMessages) {
-        if let Some(qid) = of.qid {
+    /// Takes no events of an id's connection any more.
+    fn forget(&mut self, handle: u32, of: ByMessages) {
+        // The program may have reset the queue pair, and connected it by another id.
+        if let Some(qid) = of.qid
+            && self.queue_pairs.get(&qid) == Some(&handle)
+        {
             self.queue_pairs.remove(&qid);
         }
         if let Some(adapter) = self.adapters.opened.get_mut(&of.device) {
@@ -254,8 +254,12 @@ impl Engine {
                     Some(state) if is_attempt(state) => {
                         self.attempt_over(world, handle, Cause::DeviceLost, Vec::new());
                     }
-                    Some(crate::ib_cm::State::TimeWait) | None => {}
+                    Some(crate::ib_cm::State::TimeWait) => {
+                        self.by_messages_over(world, handle);
+                        self.begin_time_wait(world, handle);
+                    }
                     Some(_) => self.by_messages_ended(world, handle),
+                    None => {}
                 }
             }
         }
@@ -263,13 +267,22 @@ impl Engine {
 
     /// An established connection has ended with its queue pair or its device.
     fn by_messages_ended(&mut self, world: &mut World<'_>, handle: u32) {
-        let Some(id) = self.ids.get_mut(&handle) else {
-            return;
-        };
-        if let State::ByMessages(of) = std::mem::replace(&mut id.state, State::Over) {
-            self.release(world, of);
+        if self.by_messages_over(world, handle) {
             self.disconnected(world, handle);
         }
+    }
+
+    /// The id has no connection any more. Returns whether it had one.
+    fn by_messages_over(&mut self, world: &mut World<'_>, handle: u32) -> bool {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return false;
+        };
+        let State::ByMessages(of) = id.state else {
+            return false;
+        };
+        id.state = State::Over;
+        self.release(world, handle, of);
+        true
     }
 
     /// The queue pair of a connection failed, or was destroyed or reset: its peer gets a DREQ, in
@@ -362,7 +375,7 @@ impl Engine {
             && self.adapters.state(of).is_none()
         {
             id.state = State::Over;
-            self.forget(of);
+            self.forget(handle, of);
         }
     }
 

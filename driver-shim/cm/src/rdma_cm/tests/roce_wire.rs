@@ -558,3 +558,77 @@ fn a_queue_pair_that_nobody_has_is_refused() {
     );
     finish(net);
 }
+
+/// The first id has gone through TimeWait, or is destroyed, when the second id has its queue pair.
+#[test]
+fn a_queue_pair_that_is_connected_again_belongs_to_the_second_id() {
+    for destroyed in [false, true] {
+        let (mut net, (at, _)) = hosts(0);
+        let (first, id) = connected(&mut net, at);
+        let reset = |net: &mut Net| {
+            net.at(0, |engine, world| {
+                engine.connection_ended(world, 0x81_0003, Errno::CONNRESET);
+            });
+        };
+        net.at(0, |engine, world| engine.disconnect(world, first.0, first.1))
+            .unwrap();
+        assert_eq!(net.take_events(0, first.0), [(5, first.1, DISCONNECTED, 0)]);
+        assert_eq!(net.take_events(1, at), [(200, id, DISCONNECTED, 0)]);
+        reset(&mut net);
+        let (second, id) = connected(&mut net, at);
+        match destroyed {
+            true => net.at(0, |engine, world| {
+                engine.destroy(world, first.0, first.1).map(drop)
+            }),
+            false => Ok(net.advance(Duration::from_secs(1))),
+        }
+        .unwrap();
+        net.take_events(1, at);
+        reset(&mut net);
+        assert_eq!(
+            net.take_events(0, second.0),
+            [(5, second.1, DISCONNECTED, 0)],
+            "destroyed: {destroyed}"
+        );
+        assert_eq!(net.take_events(1, at), [(200, id, DISCONNECTED, 0)]);
+        finish(net);
+    }
+}
+
+#[test]
+fn a_request_is_not_accepted_with_a_queue_pair_of_kind_uc() {
+    let (mut net, (at, _)) = hosts(0);
+    let initiator = ready(&mut net, 7471, 5);
+    net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
+    let (id, _) = net.request(1, at);
+    net.wire.borrow_mut().unreliable = vec![0x81_0107];
+    let accepted = net.at(1, |engine, world| {
+        engine.accept(world, at, id, 200, Some(parameters(0x81_0107, 0, 0, b"")))
+    });
+    assert_eq!(accepted, Err(Errno::OPNOTSUPP));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, REJECTED, 28)]);
+    finish(net);
+}
+
+#[test]
+fn a_lost_device_ends_time_wait_later() {
+    let (mut net, (at, _)) = hosts(0);
+    let (initiator, _) = connected(&mut net, at);
+    net.at(0, |engine, world| {
+        engine.disconnect(world, initiator.0, initiator.1)
+    })
+    .unwrap();
+    assert_eq!(
+        net.take_events(0, initiator.0),
+        [(5, initiator.1, DISCONNECTED, 0)]
+    );
+    net.at(0, |engine, world| engine.device_lost(world, |_| true, |_| true));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 11, 0)]);
+    net.advance(Duration::from_secs(60));
+    assert_eq!(
+        net.take_events(0, initiator.0),
+        [(5, initiator.1, TIMEWAIT_EXIT, 0)]
+    );
+    assert!(net.engines[0].queue_pairs.is_empty());
+    finish(net);
+}
