@@ -182,7 +182,8 @@ impl Engine {
                     let rejected = adapter.connections.reject(world.now, of.number, private_data);
                     rejected.map_err(errno_of)?;
                 }
-                self.carry_out(world, of.device);
+                let remote = self.ids.get(&handle).and_then(|id| id.remote);
+                self.carry_out_towards(world, of.device, remote);
             }
             Some(Cm::ReqSent | Cm::RepSent) => {}
             _ => return Err(Errno::INVAL),

@@ -7,6 +7,7 @@ use super::*;
 use crate::ib_cm::State as Cm;
 use crate::qp_attr::QpMask;
 use urnic_config::{Identity, Wire};
+use urnic_process::port_gids::gid_of;
 use urnic_wire::mad::{MAD_LEN, Mad, Message, parse};
 
 const INIT: u32 = 1;
@@ -607,6 +608,53 @@ fn a_request_is_not_accepted_with_a_queue_pair_of_kind_uc() {
     });
     assert_eq!(accepted, Err(Errno::OPNOTSUPP));
     assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, REJECTED, 28)]);
+    finish(net);
+}
+
+/// Link-local addresses: the answers to a REQ go to the network that it came from.
+#[test]
+fn answers_go_to_the_scope_of_the_request() {
+    let (mut net, (_, _)) = hosts(0);
+    net.wire.borrow_mut().ud.lost = [true; 2];
+    let at = net.at(1, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 100, PS_TCP).unwrap();
+        let local = CmAddress::Ip("[::]:7473".parse().unwrap());
+        engine.bind(world, channel, id, local).unwrap();
+        engine.listen(world, channel, id, 0).unwrap();
+        channel
+    });
+    let (own, peer) = ("fe80::1".parse().unwrap(), "[fe80::2%3]:4791");
+    let peer: SocketAddr = peer.parse().unwrap();
+    for (port, is_listener) in [(7473, true), (7474, false)] {
+        let initiator = ready(&mut net, port, 5);
+        net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
+        let mut mad = parse(&net.wire.borrow().ud.last).unwrap();
+        let Message::Connect(request) = &mut mad.message else {
+            panic!("{mad}");
+        };
+        let path = &mut request.primary_path;
+        (path.local_gid, path.remote_gid) = (gid_of(peer.ip()), gid_of(own));
+        let mut bytes = [0; MAD_LEN];
+        mad.emit(&mut bytes);
+        net.at(1, |engine, world| {
+            let arrival = Arrival {
+                local: own,
+                remote: peer,
+            };
+            let number = engine.adapters.opened[&0].port;
+            engine.message_received(world, number, arrival, &bytes);
+        });
+        if is_listener {
+            let (id, _) = net.request(1, at);
+            net.at(1, |engine, world| engine.reject(world, at, id, b"no"))
+                .unwrap();
+        }
+        let last = parse(&net.wire.borrow().ud.last).unwrap().message;
+        assert!(matches!(last, Message::Reject(_)), "{port}");
+        assert_eq!(net.wire.borrow().ud.last_remote, Some(peer), "{port}");
+    }
+    net.wire.borrow_mut().ud.lost = [false; 2];
     finish(net);
 }
 
