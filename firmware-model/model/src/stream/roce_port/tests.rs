@@ -262,12 +262,14 @@ fn packets_of_strangers_and_for_unknown_members_are_dropped() {
             stranger.send_to(&packet(qpn, 0), (own, UDP_PORT)).unwrap();
         }
     }
-    let mut strange = 0;
+    let mut dropped = 0;
     wait_for("all packets", || {
         for member in &mut members {
-            strange += member.dispatch().strange;
+            let done = member.dispatch();
+            // Only some members are searched in a call.
+            dropped += done.strange + done.dropped;
         }
-        (strange == 8 * 6).then_some(())
+        (dropped == 8 * 6).then_some(())
     });
     for member in &mut members {
         assert!(member.received().is_empty());
@@ -465,4 +467,47 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     std::thread::sleep(std::time::Duration::from_millis(10));
     arrived(service(0x0106_2000), &[0, 1]);
     drop(pairs);
+}
+
+/// Else any sender could make the members close their connections.
+#[test]
+fn what_no_connection_sends_is_not_passed_on() {
+    let (own, peers) = (address(), address());
+    let mut near = Member::new(own, 0x10_0001, peers);
+    let far = Member::new(own, 0x20_0002, peers);
+    let socket = stray_flow(&near, &far, own, peers);
+    near.dispatch();
+    near.received();
+    let mut strange = 0;
+    for len in 8..16 {
+        let short = &packet(near.qpn, 1)[..len];
+        socket.send_to(short, (own, UDP_PORT)).unwrap();
+        wait_for("the short packet", || {
+            strange += near.dispatch().strange + far.dispatch().strange;
+            (strange as usize == len - 7).then_some(())
+        });
+    }
+    socket.send_to(&packet(near.qpn, 2), (own, UDP_PORT)).unwrap();
+    wait_for("a packet", || {
+        far.dispatch();
+        near.dispatch();
+        (near.received() == [2]).then_some(())
+    });
+}
+
+/// More than one call names are ready, and have nothing; the packets behind them are found.
+#[test]
+fn packets_behind_many_connections_that_ended_are_found() {
+    let (own, peers) = (address(), address());
+    let mut near = Member::new(own, 0x10_0001, peers);
+    let connections: Vec<_> = (0..40).map(|_| connection_to(&near, own)).collect();
+    near.dispatch();
+    drop(connections);
+    peer(peers)
+        .send_to(&packet(near.qpn, 1), (own, UDP_PORT))
+        .unwrap();
+    let inbox = |near: &Member| near.ports.state.lock().inboxes[&near.qpn].packets.len();
+    near.dispatch();
+    assert_eq!(inbox(&near), 1);
+    assert_eq!(near.received(), [1]);
 }
