@@ -52,8 +52,8 @@ impl Engine {
     /// A lookup of the id's service at its peer.
     ///
     /// # Errors
-    /// `EINVAL` with too much private data; the errors of binding a port, and of opening the device's
-    /// channel adapter.
+    /// `EINVAL` with too much private data; `ENOBUFS` with too many lookups; the errors of binding
+    /// a port, and of opening the channel adapter of the device.
     pub(super) fn new_lookup(
         &mut self,
         world: &mut World<'_>,
