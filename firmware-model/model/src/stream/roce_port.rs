@@ -24,8 +24,7 @@ use super::{ANYWHERE, Network};
 use crate::counters::{Counter, Counters};
 use crate::sys::thread_start::ThreadStart;
 use crate::tuning::DATAGRAM_RX_BATCHES;
-pub(crate) use members::Recipient;
-use members::{Members, Message, Passed};
+use members::{Members, Message, Passed, Recipient};
 use ready::{Ready, Source};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -390,7 +389,7 @@ impl State {
     /// Passes a packet on. This member's own names are nobody.
     fn pass(&mut self, to: Recipient, packet: &Incoming, bytes: &[u8]) -> Passed {
         match self.open.as_mut().and_then(|open| open.members.as_mut()) {
-            Some(members) if !members.has(to) => members.pass(to, packet, bytes),
+            Some(members) if !members.has(to, packet.destination) => members.pass(to, packet, bytes),
             _ => Passed::Nobody,
         }
     }
@@ -515,28 +514,29 @@ impl RocePorts {
         Ok((port, is_new))
     }
 
-    /// Takes one more name, besides those of the queue pairs' numbers: other members pass the
-    /// management datagrams for it on to this device's queue pair 1, until
-    /// [`remove_name`](Self::remove_name) or the end of the last queue pair.
+    /// Takes the name of the services with this number at `addresses`: other members pass the
+    /// management datagrams for them on to this device's queue pair 1, as long as the value lives,
+    /// or until the end of the last queue pair.
     ///
     /// # Errors
     /// `ENOTCONN` without a queue pair; `EOPNOTSUPP` where the port is not shared; `EADDRINUSE`:
-    /// another device has the name.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
-    pub(crate) fn add_name(&self, name: Recipient) -> Result<(), Errno> {
+    /// another device has the name. Those of opening sockets.
+    pub(crate) fn name_service(
+        self: &Arc<Self>,
+        number: u16,
+        addresses: Vec<IpAddr>,
+    ) -> Result<ServiceName, Errno> {
+        let name = Recipient::Service(number);
         let mut state = self.state.lock();
         let open = state.open.as_mut().ok_or(Errno::NOTCONN)?;
         let members = open.members.as_mut().ok_or(Errno::OPNOTSUPP)?;
-        members.enter(name, &mut open.ready)
-    }
-
-    /// Gives a name of [`add_name`](Self::add_name) back.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
-    pub(crate) fn remove_name(&self, name: Recipient) {
-        let mut state = self.state.lock();
-        if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut()) {
-            members.leave(name);
-        }
+        members.enter_at(name, &addresses, &mut open.ready)?;
+        drop(state);
+        Ok(ServiceName {
+            ports: self.clone(),
+            name,
+            addresses,
+        })
     }
 
     /// Has `watch` watch the port, for input only.
@@ -552,6 +552,23 @@ impl RocePorts {
         // Queue pairs that poll have their turn in between.
         let more = (0..DATAGRAM_RX_BATCHES).all(|_| self.state.lock().look(&mut done));
         (done, more)
+    }
+}
+
+/// The name of services ([`RocePorts::name_service`]), which is given back at its end.
+#[derive(Debug)]
+pub(crate) struct ServiceName {
+    ports: Arc<RocePorts>,
+    name: Recipient,
+    addresses: Vec<IpAddr>,
+}
+
+impl Drop for ServiceName {
+    fn drop(&mut self) {
+        let mut state = self.ports.state.lock();
+        if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut()) {
+            members.leave_at(self.name, &self.addresses);
+        }
     }
 }
 

@@ -38,8 +38,8 @@ const SEND_ROOM: usize = 1 << 20;
 pub(crate) enum Recipient {
     /// By the upper 16 bits of a number, which are a native port.
     Member(u16),
-    /// By the service ID of a listener.
-    Service(u64),
+    /// By the number of a service, which listeners reserve as a UDP port.
+    Service(u16),
 }
 
 impl Recipient {
@@ -48,10 +48,15 @@ impl Recipient {
         (port != 0).then_some(Recipient::Member(port))
     }
 
+    /// The ID of a service ends with its number.
+    pub(super) fn of_service(id: u64) -> Recipient {
+        Recipient::Service(id as u16)
+    }
+
     fn name(self) -> (Protocol, u16) {
         match self {
             Recipient::Member(port) => (Protocol::Roce, port),
-            Recipient::Service(id) => (Protocol::RoceService(id), 0),
+            Recipient::Service(number) => (Protocol::RoceService, number),
         }
     }
 }
@@ -82,9 +87,16 @@ pub(super) enum Message<'a> {
 #[derive(Debug)]
 struct Own {
     recipient: Recipient,
-    /// Queue pairs that need it.
+    addresses: Box<[IpAddr]>,
+    /// Queue pairs, or ports, that need it.
     users: usize,
     listeners: Vec<(u32, LocalListener)>,
+}
+
+impl Own {
+    fn is(&self, recipient: Recipient, addresses: &[IpAddr]) -> bool {
+        self.recipient == recipient && *self.addresses == *addresses
+    }
 }
 
 /// This member's names, and its connections with others.
@@ -114,41 +126,67 @@ impl Members {
         }
     }
 
-    /// Takes a name, once more if the member has it.
+    /// Takes a name on all addresses, once more if the member has it.
     ///
     /// # Errors
-    /// `EADDRINUSE`: another process has the name. Those of opening a socket.
+    /// Those of [`enter_at`](Self::enter_at).
     pub(super) fn enter(&mut self, recipient: Recipient, ready: &mut Ready) -> Result<(), Errno> {
-        if let Some(own) = self.own.iter_mut().find(|own| own.recipient == recipient) {
+        let addresses = self.addresses.clone();
+        self.enter_at(recipient, &addresses, ready)
+    }
+
+    /// Takes a name on these addresses, once more if the member has it there.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another device has the name. Those of opening a socket.
+    pub(super) fn enter_at(
+        &mut self,
+        recipient: Recipient,
+        addresses: &[IpAddr],
+        ready: &mut Ready,
+    ) -> Result<(), Errno> {
+        if let Some(own) = self.own.iter_mut().find(|own| own.is(recipient, addresses)) {
             own.users += 1;
             return Ok(());
         }
         let (of, port) = recipient.name();
         let mut listeners = Vec::new();
-        for ip in &self.addresses {
+        for ip in addresses {
             let listener = self.names.listen(of, SocketAddr::new(*ip, port))?;
             let fd = listener.descriptor().ok_or(Errno::BADF)?;
             listeners.push((ready.add(fd, Source::Listener)?, listener));
         }
         self.own.push(Own {
             recipient,
+            addresses: addresses.into(),
             users: 1,
             listeners,
         });
         Ok(())
     }
 
-    /// Gives a name back.
+    /// Gives a name on all addresses back.
     pub(super) fn leave(&mut self, recipient: Recipient) {
+        let addresses = self.addresses.clone();
+        self.leave_at(recipient, &addresses);
+    }
+
+    /// Gives a name on these addresses back.
+    pub(super) fn leave_at(&mut self, recipient: Recipient, addresses: &[IpAddr]) {
         self.own.retain_mut(|own| {
-            own.users -= usize::from(own.recipient == recipient);
+            own.users -= usize::from(own.is(recipient, addresses));
             own.users > 0
         });
     }
 
-    /// Whether a name is this member's own.
-    pub(super) fn has(&self, recipient: Recipient) -> bool {
-        self.own.iter().any(|own| own.recipient == recipient)
+    /// Whether a name is this member's own for packets to an address.
+    pub(super) fn has(&self, recipient: Recipient, destination: IpAddr) -> bool {
+        let includes = |ip: &IpAddr| {
+            let is_any = ip.is_unspecified() && (ip.is_ipv6() || destination.is_ipv4());
+            *ip == destination || is_any
+        };
+        let mut own = self.own.iter().filter(|own| own.recipient == recipient);
+        own.any(|own| own.addresses.iter().any(includes))
     }
 
     /// Whether another member has been seen.

@@ -8,7 +8,9 @@ use crate::testing::mock::wait_for;
 use rustix::net::{SendFlags, send};
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicU8, Ordering};
-use urnic_wire::mad::{self, CommIds, DISCONNECT_PRIVATE_DATA, DisconnectRequest, Mad, ReadyToUse};
+use urnic_wire::mad::{
+    self, CommIds, ConnectRequest, DISCONNECT_PRIVATE_DATA, DisconnectRequest, Mad, ReadyToUse,
+};
 use urnic_wire::mad::{READY_PRIVATE_DATA, REQUEST_PRIVATE_DATA, ServiceRequest};
 
 /// A queue pair of its own device.
@@ -386,6 +388,32 @@ fn management(message: mad::Message) -> Vec<u8> {
     packet
 }
 
+/// A SIDR_REQ.
+fn service(service_id: u64) -> mad::Message {
+    mad::Message::Request(ServiceRequest {
+        request_id: 0x7777_0000,
+        pkey: 0xffff,
+        service_id,
+        private_data: [0; REQUEST_PRIVATE_DATA],
+    })
+}
+
+/// A REQ, with zeroes in what does not matter here.
+fn connect(service_id: u64) -> mad::Message {
+    const ATTRIBUTE: usize = 16;
+    const HEADER: usize = 24;
+    let mut datagram = management(service(0))[20..][..mad::MAD_LEN].to_vec();
+    datagram[ATTRIBUTE..][..2].copy_from_slice(&0x10_u16.to_be_bytes());
+    datagram[HEADER..].fill(0);
+    match mad::parse(&datagram).unwrap().message {
+        mad::Message::Connect(request) => mad::Message::Connect(ConnectRequest {
+            service_id,
+            ..request
+        }),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     let (own, peers) = (address(), address());
@@ -396,26 +424,13 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
         member.port.keep_from(Sources::Any);
         member
     });
-    let service = |id| {
-        mad::Message::Request(ServiceRequest {
-            request_id: 0x7777_0000,
-            pkey: 0xffff,
-            service_id: id,
-            private_data: [0; REQUEST_PRIVATE_DATA],
-        })
-    };
-    members[0]
-        .ports
-        .add_name(Recipient::Service(0x0106_1000))
-        .unwrap();
-    members[1]
-        .ports
-        .add_name(Recipient::Service(0x0106_2000))
-        .unwrap();
-    assert_eq!(
-        members[0].ports.add_name(Recipient::Service(0x0106_2000)),
-        Err(Errno::ADDRINUSE)
-    );
+    let named = |at: usize, number, ip| pairs[at].ports.name_service(number, vec![ip]);
+    let _first = named(0, 0x1000, own).unwrap();
+    let second = named(1, 0x2000, own).unwrap();
+    assert_eq!(named(0, 0x2000, own).err(), Some(Errno::ADDRINUSE));
+    // One number at two addresses, of two devices.
+    let _elsewhere = named(0, 0x4000, address()).unwrap();
+    let _here = named(1, 0x4000, own).unwrap();
     let ids = |port: u32| CommIds {
         local: 0x7777_0000,
         remote: port << 16 | 9,
@@ -458,12 +473,15 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     arrived(ready(0x1000), &[0]);
     arrived(ready(0x2000), &[1]);
     arrived(disconnect(0x2000), &[1]);
-    pairs[1].ports.add_name(Recipient::Member(0x2001)).unwrap();
-    arrived(ready(0x2001), &[1]);
+    arrived(connect(0x0106_1000), &[0]);
+    arrived(connect(0x0106_2000), &[1]);
+    arrived(service(0x0106_4000), &[1]);
+    // The port space has no effect.
+    arrived(service(0x0111_1000), &[0]);
     // Whoever reads them answers them.
     arrived(service(0x0106_3000), &[0, 1]);
     arrived(ready(0x3000), &[0, 1]);
-    pairs[1].ports.remove_name(Recipient::Service(0x0106_2000));
+    drop(second);
     std::thread::sleep(std::time::Duration::from_millis(10));
     arrived(service(0x0106_2000), &[0, 1]);
     drop(pairs);

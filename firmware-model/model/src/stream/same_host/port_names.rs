@@ -32,7 +32,7 @@ fn name(of: Protocol, ip: Option<IpAddr>, port: u16) -> Result<SocketAddrUnix, E
         Protocol::Tcp => format!("urnic/{ip}/{port}"),
         Protocol::Udp => format!("urnic/udp/{ip}/{port}"),
         Protocol::Roce => format!("urnic/roce/{ip}/{port}"),
-        Protocol::RoceService(id) => format!("urnic/roce/service/{ip}/{id:x}"),
+        Protocol::RoceService => format!("urnic/roce/service/{ip}/{port}"),
     };
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
@@ -46,8 +46,8 @@ pub(in crate::stream) enum Protocol {
     Udp,
     /// The queue pairs of RoCE v2 whose numbers begin with the port.
     Roce,
-    /// A service ID of InfiniBand's connection manager; the port does not matter.
-    RoceService(u64),
+    /// The services of RoCE's connection manager with the number of the port.
+    RoceService,
 }
 
 /// The processes of this host that have the device's user.
