@@ -16,9 +16,9 @@ use urnic_tests::user::{NOBODY, OTHER_USER, Staged, as_user};
 use urnic_tests::wait::{TIME_LIMIT, free_port, until};
 use urnic_tests::{Pair, or_skip};
 
-use crate::rdma_cm::at_port;
+use crate::rdma_cm::{at_port, is_done};
 use crate::roce::{LIMIT, roce};
-use crate::roce_datagrams::udaddy_succeeds;
+use crate::roce_datagrams::{UDADDY_PORT, udaddy_succeeds};
 
 /// The address of the first host.
 const SERVER: &str = "10.77.0.1";
@@ -121,7 +121,7 @@ fn unreliable_connections() {
     for line in [
         "ibv_uc_pingpong -g 3 -c -n 500",
         "ibv_uc_pingpong -g 3 -c -e -n 200",
-        "ibv_uc_pingpong -g 3 -c -n 50 -s 100000 -m 256",
+        "ibv_uc_pingpong -g 3 -c -n 50 -s 4000 -m 256",
         "ibv_uc_pingpong -g 5 -c -n 200",
         "ib_send_bw -c UC -F -x 3 -n 100",
         "ib_send_lat -c UC -F -x 3 -n 200",
@@ -429,20 +429,27 @@ fn multicast_groups_and_connections_share_the_port() {
     member.wait_for(LIMIT).success();
 }
 
+/// The server and the client of a command of rdma_cm.
+fn ends_of(line: &str, at: &str, port: u16) -> [Program; 2] {
+    let (name, options) = line.split_once(' ').expect("a program and its options");
+    let own = match name {
+        "rping" => [format!("-s -a {at}"), format!("-c -a {at}")],
+        "ucmatose" | "udaddy" => [String::new(), format!("-s {at}")],
+        _ => ["-R -F".to_owned(), format!("-R -F {at}")],
+    };
+    // It has one port.
+    let port = match name {
+        "udaddy" => String::new(),
+        _ => format!("-p {port}"),
+    };
+    own.map(|own| on_wire(name).line(&format!("{options} {port} {own}")))
+}
+
 /// The ends of a command of rdma_cm.
 fn by_rdma_cm(netns: &[Netns; 2], line: &str, faults: &str) -> (Ended, Ended) {
-    let (name, options) = line.split_once(' ').expect("a program and its options");
     let port = free_port();
-    let [server, client] = match name {
-        "rping" => [format!("-s -a {SERVER}"), format!("-c -a {SERVER}")],
-        "ucmatose" | "udaddy" => [String::new(), format!("-s {SERVER}")],
-        _ => ["-R -F".to_owned(), format!("-R -F {SERVER}")],
-    };
-    let end = |end: usize, own: String| {
-        let program = on_wire(name).line(&format!("{options} -p {port} {own}"));
-        netns[end].program(program.env("URNIC_FAULTS", faults))
-    };
-    let [server, client] = [end(0, server), end(1, client)];
+    let [server, client] = ends_of(line, SERVER, port).map(|end| end.env("URNIC_FAULTS", faults));
+    let [server, client] = [netns[0].program(server), netns[1].program(client)];
     // perftest has the port for a moment before it listens there.
     for _ in 0..4 {
         let ends = at_port(port, &server, &client, LIMIT);
@@ -471,6 +478,90 @@ fn programs_of_rdma_cm_connect() {
     ] {
         let (server, client) = by_rdma_cm(&netns, line, "");
         assert!(server.ok() && client.ok(), "{line}:\n{server}\n{client}");
+    }
+}
+
+/// All servers on one host, and then all clients on another, or on the same one.
+#[track_caller]
+fn all_connect(hosts: [&Netns; 2], lines: &[&str], at: &str) {
+    let mut pairs = Vec::new();
+    for line in lines {
+        let port = match line.starts_with("udaddy") {
+            true => UDADDY_PORT,
+            false => free_port(),
+        };
+        let [server, client] = ends_of(line, at, port);
+        let mut server = hosts[0].program(server).spawn();
+        server.wait_until_listening(port);
+        pairs.push((line, server, hosts[1].program(client)));
+    }
+    let clients: Vec<Running> = pairs.iter().map(|(.., client)| client.spawn()).collect();
+    for ((line, server, _), client) in pairs.into_iter().zip(clients) {
+        let client = client.wait_for(LIMIT);
+        let server = match is_done(&client) {
+            true => server.wait_for(LIMIT),
+            false => server.stopped(),
+        };
+        assert!(
+            is_done(&server) && is_done(&client),
+            "{line}:\n{server}\n{client}"
+        );
+    }
+}
+
+/// Commands of rdma_cm that listen at the same time.
+const SEVERAL: [&str; 5] = [
+    "rping -C 20 -V",
+    "ucmatose -c 8 -C 20",
+    "rping -C 20 -V -S 3000",
+    "udaddy -c 5",
+    "ucmatose -c 2 -C 10 -t 32",
+];
+
+/// The requests to each of them arrive at the socket of any.
+#[test]
+fn servers_of_rdma_cm_share_the_port() {
+    or_skip!(installed("rping"));
+    let [host, peer] = or_skip!(Netns::pair());
+    for _ in 0..3 {
+        all_connect([&host, &peer], &SEVERAL, SERVER);
+    }
+}
+
+#[test]
+fn programs_of_rdma_cm_connect_on_one_host() {
+    or_skip!(installed("rping"));
+    let host = or_skip!(Netns::new());
+    for _ in 0..5 {
+        for line in SEVERAL {
+            all_connect([&host, &host], &[line], "127.0.0.1");
+        }
+    }
+    for _ in 0..3 {
+        all_connect([&host, &host], &SEVERAL, "127.0.0.1");
+    }
+}
+
+/// The same number is that of two services, at two addresses.
+#[test]
+fn servers_of_rdma_cm_may_have_one_number_at_different_addresses() {
+    or_skip!(installed("rping"));
+    let [host, _peer] = or_skip!(Netns::pair());
+    let port = free_port();
+    for _ in 0..3 {
+        let mut clients = Vec::new();
+        for at in ["127.0.0.1", SERVER] {
+            let [server, client] = ends_of("rping -C 20 -V", at, port);
+            let server = host.program(server).spawn();
+            clients.push((server, host.program(client)));
+        }
+        host.has_udp_sockets(port, clients.len());
+        for (server, client) in clients {
+            let client = client.run_for(LIMIT);
+            assert!(is_done(&client), "{client}");
+            let server = server.wait_for(LIMIT);
+            assert!(is_done(&server), "{server}");
+        }
     }
 }
 

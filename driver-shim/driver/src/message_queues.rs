@@ -5,7 +5,8 @@
 //! notifications come with the interrupts of asynchronous events.
 //!
 //! On the wire of RoCE v2 a device has one such queue pair, at the port of all queue pairs. A UDP
-//! port of the connection manager then only holds the number against others.
+//! port of the connection manager then only holds the number of services against others, and has
+//! their requests come to this device.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -177,6 +178,7 @@ impl Messages {
         let flags = [
             (ipv6_only, bind::IPV6_ONLY),
             (!reach.speaks_roce, bind::REPORT_REFUSED),
+            (reach.speaks_roce, bind::SERVICE),
         ];
         let flags = flags.into_iter().filter(|(given, _)| *given);
         let arguments = BindDatagrams {

@@ -207,6 +207,11 @@ pub mod bind {
     pub const IPV6_ONLY: u32 = 1;
     /// Each datagram that is known not to arrive causes an event `DatagramRefused`.
     pub const REPORT_REFUSED: u32 = 2;
+    /// The port's number is that of services of RoCE's connection manager. The device's queue pair
+    /// 1 takes the REQ and SIDR_REQ messages to the local address whose service IDs end with it (16
+    /// bits), until the port is closed or a queue pair gets it. Other devices of the user that
+    /// share UDP port 4791 pass these on. Queue pair 1 must exist before, or this has no effect.
+    pub const SERVICE: u32 = 4;
 }
 
 /// Flags of [`Attach`].

@@ -25,6 +25,9 @@ use super::{
 };
 use crate::mpa_startup::Time;
 
+/// Lookups at most whose request IDs begin with the native port: half of those that there are.
+const MAX_PREFIXED: usize = 1 << 15;
+
 impl Engine {
     /// Asks the peer for its queue pair, with the program's private data.
     ///
@@ -49,7 +52,8 @@ impl Engine {
     /// A lookup of the id's service at its peer.
     ///
     /// # Errors
-    /// `EINVAL` with too much private data; the errors of binding a port.
+    /// `EINVAL` with too much private data; `ENOBUFS` with too many lookups; the errors of binding
+    /// a port, and of opening the channel adapter of the device.
     pub(super) fn new_lookup(
         &mut self,
         world: &mut World<'_>,
@@ -57,7 +61,7 @@ impl Engine {
         given: &[u8],
         deadline: Time,
     ) -> Result<Lookup, Errno> {
-        let request_id = self.free_request_id();
+        let request_id = self.free_request_id(world, handle)?;
         let transaction_id = self.random();
         let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
         let (Some(local), Some(remote)) = (id.local, id.remote) else {
@@ -141,11 +145,28 @@ impl Engine {
         Ok(port)
     }
 
-    fn free_request_id(&mut self) -> u32 {
+    /// A request ID that no lookup has. Where processes share the port of RoCE v2, the reply is
+    /// passed on to the one whose native port is in its upper half.
+    ///
+    /// # Errors
+    /// Those of opening the device's channel adapter; `ENOBUFS` with too many lookups.
+    fn free_request_id(&mut self, world: &mut World<'_>, handle: u32) -> Result<u32, Errno> {
+        let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
+        let prefix = match id.local {
+            Some(local) if self.speaks_roce() => {
+                let device = world.device.device_of(local)?;
+                Some(world.device.channel_adapter(device)?.native_port)
+            }
+            _ => None,
+        };
+        if prefix.is_some() && self.datagrams.lookups.len() >= MAX_PREFIXED {
+            return Err(Errno::NOBUFS);
+        }
         loop {
-            let request_id = self.random() as u32;
+            let random = self.random() as u32;
+            let request_id = prefix.map_or(random, |port| u32::from(port) << 16 | random & 0xffff);
             if !self.datagrams.lookups.contains_key(&request_id) {
-                return request_id;
+                return Ok(request_id);
             }
         }
     }

@@ -105,8 +105,8 @@ impl Engine {
     /// is ready.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state, or for a number that no queue pair has; `EOPNOTSUPP` for a queue
-    /// pair of kind UC. A request is then refused, as in a kernel.
+    /// `EINVAL` in the wrong state, or for a number that no queue pair has; `EOPNOTSUPP` for a
+    /// queue pair of kind UC. A request is then refused, as in a kernel.
     pub(super) fn accept_by_messages(
         &mut self,
         world: &mut World<'_>,

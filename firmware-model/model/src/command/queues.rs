@@ -401,8 +401,8 @@ impl Job<'_> {
 
     /// The UDP port that the arguments name.
     fn own_ports(&self, arguments: &CreateQp) -> Result<Vec<Box<dyn DatagramSocket>>, Status> {
-        let sockets = self.core.ports.take(arguments.datagrams.get());
-        sockets.ok_or(Status::InvalidHandle)
+        let port = self.core.ports.take(arguments.datagrams.get());
+        port.map(|port| port.sockets).ok_or(Status::InvalidHandle)
     }
 
     /// The port of RoCE v2, for the queue pair with this number on the wire.

@@ -3,9 +3,12 @@
 use super::Job;
 use super::answer::{Answer, Check as _, Refused, argument, done, handle, ok};
 use crate::rdmap::Attachment;
+use crate::runtime::BoundPort;
 use crate::runtime::streaming::{MAX_PENDING, status};
 use crate::stream::Listener;
-use crate::stream::datagram::{DatagramOptions, DatagramSocket};
+use crate::stream::datagram::DatagramOptions;
+use crate::stream::roce_port::ServiceName;
+use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use urnic_device::command::{Handle, Status};
 use urnic_device::stream::{
@@ -183,7 +186,7 @@ impl Job<'_> {
     pub(super) fn bind_datagrams(&mut self) -> Answer {
         let arguments: BindDatagrams = self.arguments();
         let (local, flags) = (SocketAddr::from(arguments.local), arguments.flags.get());
-        let known = bind::IPV6_ONLY | bind::REPORT_REFUSED;
+        let known = bind::IPV6_ONLY | bind::REPORT_REFUSED | bind::SERVICE;
         (flags & !known == 0).of(argument!(BindDatagrams.flags))?;
         (arguments.reserved.get() == 0).of(argument!(BindDatagrams.reserved))?;
         let options = DatagramOptions {
@@ -197,16 +200,18 @@ impl Job<'_> {
             .listen_addresses(local.ip(), options.ipv6_only)
             .ok_or(Status::Denied)?;
         let mut attempts = 0;
-        let sockets = loop {
+        let is_service = flags & bind::SERVICE != 0;
+        let bound = loop {
             attempts += 1;
-            match self.bind_all(&places, local, options) {
+            match self.bind_all(&places, local, options, is_service) {
                 // The port that the first address got is taken on another one.
                 Err(Status::AddressInUse) if local.port() == 0 && attempts < ATTEMPTS => {}
                 bound => break bound?,
             }
         };
-        let port = sockets.first().ok_or(Status::AddressNotAvailable)?.local().port();
-        let id = core.ports.insert(sockets).ok_or(Status::NoResources)?;
+        let first = bound.sockets.first().ok_or(Status::AddressNotAvailable)?;
+        let port = first.local().port();
+        let id = core.ports.insert(bound).ok_or(Status::NoResources)?;
         ok(&DatagramPort {
             id: id.into(),
             port: u32::from(port).into(),
@@ -218,7 +223,8 @@ impl Job<'_> {
         places: &[IpAddr],
         local: SocketAddr,
         options: DatagramOptions,
-    ) -> Result<Vec<Box<dyn DatagramSocket>>, Status> {
+        is_service: bool,
+    ) -> Result<BoundPort, Status> {
         let mut port = local.port();
         let mut sockets = Vec::new();
         for ip in places {
@@ -231,7 +237,24 @@ impl Job<'_> {
             port = socket.local().port();
             sockets.push(socket);
         }
-        Ok(sockets)
+        let service = match is_service {
+            true => self.name_service(port, places)?,
+            false => None,
+        };
+        Ok(BoundPort { sockets, service })
+    }
+
+    /// Has other members of the port of RoCE v2 pass on the requests for services with this number.
+    fn name_service(&self, number: u16, places: &[IpAddr]) -> Result<Option<ServiceName>, Status> {
+        match self.core.roce.name_service(number, places.to_vec()) {
+            Ok(name) => Ok(Some(name)),
+            // Nobody passes packets on.
+            Err(errno @ (Errno::NOTCONN | Errno::OPNOTSUPP)) => {
+                tracing::debug!(%errno, number, "no other process passes requests for a service on");
+                Ok(None)
+            }
+            Err(errno) => Err(status(errno)),
+        }
     }
 
     pub(super) fn close_datagrams(&self) -> Answer {

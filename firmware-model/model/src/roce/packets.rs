@@ -20,6 +20,10 @@ use urnic_wire::roce::{
     Body, DEFAULT_PKEY, Ends, Header, ICRC_LEN, UDP_PORT, parse_numbered, seal, seal_numbered, sealed_len,
 };
 
+/// What the system says if it does not divide packets: an interface without checksums, or packets
+/// longer than its own.
+const UNDIVIDED: [Errno; 4] = [Errno::IO, Errno::INVAL, Errno::MSGSIZE, Errno::OPNOTSUPP];
+
 /// The sockets of a queue pair, and the packets that they have not taken.
 #[derive(Debug)]
 pub(super) struct Packets {
@@ -49,6 +53,7 @@ impl Packets {
     pub(super) fn connect(&mut self, path: Path) {
         self.path = Some(path);
         if let Some(port) = &mut self.port {
+            self.divides = port.sender().divides();
             port.keep_from(Sources::Peer(path.destination, path.source));
         }
     }
@@ -204,17 +209,19 @@ impl Packets {
                     blocked = true;
                     break;
                 }
-                Err(errno) if self.divides && has_segments(run) => {
+                Err(errno) if has_segments(run) && UNDIVIDED.contains(&errno) => {
                     tracing::debug!(%errno, "packets are not divided by the system");
                     self.outgoing.drain(..sent);
                     sent = 0;
                     self.divide(path);
                 }
-                // It is lost, and sent again as others that are lost.
+                // It is lost with its segments, and sent again as others that are lost.
                 Err(errno) => {
-                    tracing::debug!(%errno, "a packet was dropped");
-                    env.counters.add(Counter::TxDatagramDrops, 1);
-                    sent += 1;
+                    let segments = run.iter().skip(1).take_while(|packet| packet.segment != 0);
+                    let lost = 1 + segments.count();
+                    tracing::debug!(%errno, lost, "packets were dropped");
+                    env.counters.add(Counter::TxDatagramDrops, lost as u64);
+                    sent += lost;
                 }
             }
         }

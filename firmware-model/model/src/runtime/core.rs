@@ -18,7 +18,7 @@ use crate::schedule::{Interest, Schedule, Token};
 use crate::stream::datagram::DatagramSocket;
 use crate::stream::descriptor::Descriptors;
 use crate::stream::linger::Lingering;
-use crate::stream::roce_port::RocePorts;
+use crate::stream::roce_port::{RocePorts, ServiceName};
 use crate::stream::same_host::SameHost;
 use crate::stream::sctp::{Sctp, SctpSettings};
 use crate::stream::tcp::Tcp;
@@ -400,10 +400,16 @@ pub trait Interrupts: Send + Sync {
     fn on_own_thread(&self) {}
 }
 
-// UDP ports that are bound for queue pairs that do not exist yet.
+// UDP ports that are bound, and that no queue pair has.
 
-/// The sockets of one port.
-type Sockets = Vec<Box<dyn DatagramSocket>>;
+/// One port.
+#[derive(Debug)]
+pub(crate) struct BoundPort {
+    pub(crate) sockets: Vec<Box<dyn DatagramSocket>>,
+    /// Present if the port's number is that of services. A queue pair does not need it.
+    #[expect(dead_code, reason = "held for its end")]
+    pub(crate) service: Option<ServiceName>,
+}
 
 /// Bound ports, by number.
 #[derive(Debug)]
@@ -415,7 +421,7 @@ pub(crate) struct Ports {
 #[derive(Debug, Default)]
 struct BoundPorts {
     last: u32,
-    bound: HashMap<u32, Sockets>,
+    bound: HashMap<u32, BoundPort>,
 }
 
 impl Ports {
@@ -431,7 +437,7 @@ impl Ports {
     }
 
     /// Keeps a port; `None` if there are too many.
-    pub(crate) fn insert(&self, sockets: Sockets) -> Option<u32> {
+    pub(crate) fn insert(&self, port: BoundPort) -> Option<u32> {
         let mut state = self.state();
         if state.bound.len() >= self.limit {
             return None;
@@ -440,14 +446,14 @@ impl Ports {
             state.last = state.last.wrapping_add(1).max(1);
             let id = state.last;
             if let Entry::Vacant(vacant) = state.bound.entry(id) {
-                vacant.insert(sockets);
+                vacant.insert(port);
                 return Some(id);
             }
         }
     }
 
-    /// Removes a port: its sockets belong to the caller.
-    pub(crate) fn take(&self, id: u32) -> Option<Sockets> {
+    /// Removes a port: it belongs to the caller.
+    pub(crate) fn take(&self, id: u32) -> Option<BoundPort> {
         self.state().bound.remove(&id)
     }
 

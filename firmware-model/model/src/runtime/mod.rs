@@ -23,7 +23,7 @@ mod run;
 pub(crate) mod streaming;
 mod uar;
 
-pub(crate) use self::core::Core;
+pub(crate) use self::core::{BoundPort, Core};
 pub(crate) use background::Background;
 pub use core::Interrupts;
 pub(crate) use registers::{CommandQueue, Registers};

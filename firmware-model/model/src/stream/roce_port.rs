@@ -24,8 +24,7 @@ use super::{ANYWHERE, Network};
 use crate::counters::{Counter, Counters};
 use crate::sys::thread_start::ThreadStart;
 use crate::tuning::DATAGRAM_RX_BATCHES;
-pub(crate) use members::Recipient;
-use members::{Members, Message, Passed};
+use members::{Members, Message, Passed, Recipient};
 use ready::{Ready, Source};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -271,7 +270,8 @@ enum Way {
 }
 
 impl State {
-    /// Reads a batch of each source that is ready; returns whether there was something.
+    /// Reads a batch of each source that is ready; returns whether there may be more: also after a
+    /// source that had nothing, because others may have been left out.
     fn look(&mut self, done: &mut Dispatched) -> bool {
         let Some(open) = &mut self.open else {
             return false;
@@ -301,7 +301,7 @@ impl State {
         }
     }
 
-    /// Reads a batch of a socket into inboxes; returns whether there was a packet.
+    /// Reads a batch of a socket into inboxes; returns whether there is such a socket.
     fn read(&mut self, socket: u32, done: &mut Dispatched) -> bool {
         let open = self.open.as_mut();
         let Some(socket) = open.and_then(|open| open.sockets.get_mut(&socket)) else {
@@ -312,20 +312,24 @@ impl State {
         incoming.clear();
         socket.receive(&mut buffer, &mut incoming);
         for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
-            if let Some(bytes) = place.get(..packet.len) {
-                self.arrived(packet, bytes, Way::BySocket, done);
+            match place.get(..packet.len) {
+                Some(bytes) => self.arrived(packet, bytes, Way::BySocket, done),
+                None => done.strange += 1,
             }
         }
-        let found = !incoming.is_empty();
         (self.buffer, self.incoming) = (buffer, incoming);
-        found
+        true
     }
 
-    /// Reads a batch of packets that another member has passed on.
+    /// Reads a batch of packets that another member has passed on; returns whether there is a
+    /// connection with it.
     fn read_member(&mut self, id: u32, done: &mut Dispatched) -> bool {
+        let members = self.open.as_ref().and_then(|open| open.members.as_ref());
+        if !members.is_some_and(|members| members.is_connected(id)) {
+            return false;
+        }
         let mut buffer = mem::take(&mut self.buffer);
         buffer.resize(BATCH * PACKET_ROOM, 0);
-        let mut found = false;
         for _ in 0..BATCH {
             let members = self.open.as_mut().and_then(|open| open.members.as_mut());
             let Some(members) = members else { break };
@@ -333,10 +337,9 @@ impl State {
                 Message::Packet(packet, bytes) => self.arrived(&packet, bytes, Way::Passed, done),
                 Message::Nothing | Message::End => break,
             }
-            found = true;
         }
         self.buffer = buffer;
-        found
+        true
     }
 
     /// Puts a packet into the inbox of its queue pair, or passes it on to its member.
@@ -353,6 +356,10 @@ impl State {
             inboxes.for_each(|inbox| inbox.put(packet, bytes, done));
             return;
         }
+        if !is_multicast && !forwarded::can_be_passed(packet) {
+            done.strange += 1;
+            return;
+        }
         let is_management = qpn == MANAGEMENT_QPN;
         if way == Way::BySocket && !is_multicast && (is_management || !self.inboxes.contains_key(&qpn)) {
             let recipient = match is_management {
@@ -361,7 +368,8 @@ impl State {
             };
             match recipient.map_or(Passed::Nobody, |to| self.pass(to, packet, bytes)) {
                 Passed::On => return,
-                Passed::Full => {
+                // An answer that there is no such connection would be final.
+                Passed::Full | Passed::Unknown => {
                     done.dropped += 1;
                     return;
                 }
@@ -381,7 +389,7 @@ impl State {
     /// Passes a packet on. This member's own names are nobody.
     fn pass(&mut self, to: Recipient, packet: &Incoming, bytes: &[u8]) -> Passed {
         match self.open.as_mut().and_then(|open| open.members.as_mut()) {
-            Some(members) if !members.has(to) => members.pass(to, packet, bytes),
+            Some(members) if !members.has(to, packet.destination) => members.pass(to, packet, bytes),
             _ => Passed::Nobody,
         }
     }
@@ -400,10 +408,12 @@ impl State {
         if is_open || !is_wanted || !is_of_peer || inbox.moves == 0 {
             return;
         }
-        if let Some(flow) = open.flow_of(packet) {
-            inbox.moves -= 1;
-            let before = inbox.flow.replace(flow);
-            self.release(before);
+        // One that fails counts, too.
+        inbox.moves -= 1;
+        let before = inbox.flow.take();
+        self.release(before);
+        if let (Some(open), Some(inbox)) = (&mut self.open, self.inboxes.get_mut(&qpn)) {
+            inbox.flow = open.flow_of(packet);
         }
     }
 
@@ -479,12 +489,13 @@ impl RocePorts {
             None => Open::new(self, addresses)?,
         };
         let open = state.open.insert(open);
-        if let Some(members) = &mut open.members
-            && let Some(recipient) = Recipient::member((qpn >> 8) as u16)
-            && let Err(errno) = members.enter(recipient, &mut open.ready)
-        {
-            tracing::warn!(%errno, qpn, "other processes cannot pass packets on to this queue pair");
-        }
+        let name = Recipient::member((qpn >> 8) as u16);
+        let name = name.zip(open.members.as_mut()).and_then(|(name, members)| {
+            let entered = members.enter(name, &mut open.ready).inspect_err(|errno| {
+                tracing::warn!(%errno, qpn, "other processes cannot pass packets on to this queue pair");
+            });
+            entered.is_ok().then_some(name)
+        });
         let inbox = Inbox {
             qid,
             from: Sources::None,
@@ -497,33 +508,35 @@ impl RocePorts {
         let port = RocePort {
             ports: self.clone(),
             qpn,
+            name,
             own,
         };
         Ok((port, is_new))
     }
 
-    /// Takes one more name, besides those of the queue pairs' numbers: other members pass the
-    /// management datagrams for it on to this device's queue pair 1, until
-    /// [`remove_name`](Self::remove_name) or the end of the last queue pair.
+    /// Takes the name of the services with this number at `addresses`: other members pass the
+    /// management datagrams for them on to this device's queue pair 1, as long as the value lives,
+    /// or until the end of the last queue pair.
     ///
     /// # Errors
     /// `ENOTCONN` without a queue pair; `EOPNOTSUPP` where the port is not shared; `EADDRINUSE`:
-    /// another device has the name.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
-    pub(crate) fn add_name(&self, name: Recipient) -> Result<(), Errno> {
+    /// another device has the name. Those of opening sockets.
+    pub(crate) fn name_service(
+        self: &Arc<Self>,
+        number: u16,
+        addresses: Vec<IpAddr>,
+    ) -> Result<ServiceName, Errno> {
+        let name = Recipient::Service(number);
         let mut state = self.state.lock();
         let open = state.open.as_mut().ok_or(Errno::NOTCONN)?;
         let members = open.members.as_mut().ok_or(Errno::OPNOTSUPP)?;
-        members.enter(name, &mut open.ready)
-    }
-
-    /// Gives a name of [`add_name`](Self::add_name) back.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no queue pair 1 takes requests"))]
-    pub(crate) fn remove_name(&self, name: Recipient) {
-        let mut state = self.state.lock();
-        if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut()) {
-            members.leave(name);
-        }
+        members.enter_at(name, &addresses, &mut open.ready)?;
+        drop(state);
+        Ok(ServiceName {
+            ports: self.clone(),
+            name,
+            addresses,
+        })
     }
 
     /// Has `watch` watch the port, for input only.
@@ -536,9 +549,26 @@ impl RocePorts {
     /// Takes packets that have arrived; returns whether there may be more.
     pub(crate) fn dispatch(&self) -> (Dispatched, bool) {
         let mut done = Dispatched::default();
-        let mut state = self.state.lock();
-        let more = (0..DATAGRAM_RX_BATCHES).all(|_| state.look(&mut done));
+        // Queue pairs that poll have their turn in between.
+        let more = (0..DATAGRAM_RX_BATCHES).all(|_| self.state.lock().look(&mut done));
         (done, more)
+    }
+}
+
+/// The name of services ([`RocePorts::name_service`]), which is given back at its end.
+#[derive(Debug)]
+pub(crate) struct ServiceName {
+    ports: Arc<RocePorts>,
+    name: Recipient,
+    addresses: Vec<IpAddr>,
+}
+
+impl Drop for ServiceName {
+    fn drop(&mut self) {
+        let mut state = self.ports.state.lock();
+        if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut()) {
+            members.leave_at(self.name, &self.addresses);
+        }
     }
 }
 
@@ -574,6 +604,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
 pub(crate) struct RocePort {
     ports: Arc<RocePorts>,
     qpn: u32,
+    /// The name by which other members pass its packets on.
+    name: Option<Recipient>,
     /// The socket by which it sends.
     own: Box<dyn DatagramSocket>,
 }
@@ -656,11 +688,10 @@ impl Drop for RocePort {
         let mut state = self.ports.state.lock();
         let inbox = state.inboxes.remove(&self.qpn);
         state.release(inbox.and_then(|inbox| inbox.flow));
-        let recipient = Recipient::member((self.qpn >> 8) as u16);
         if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut())
-            && let Some(recipient) = recipient
+            && let Some(name) = self.name
         {
-            members.leave(recipient);
+            members.leave(name);
         }
         if state.inboxes.is_empty() {
             // Other members get what is in the sockets.

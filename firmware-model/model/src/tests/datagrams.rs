@@ -733,7 +733,7 @@ fn ud_19_a_port_of_ipv6_leaves_that_of_ipv4_to_others() {
     assert_eq!(bind(0), Err(Status::AddressInUse));
     assert_eq!(bind(bind::IPV6_ONLY), Ok(()));
     assert_eq!(bind(bind::IPV6_ONLY), Err(Status::AddressInUse));
-    for unknown in [4, 1 << 31] {
+    for unknown in [8, 1 << 31] {
         assert_eq!(bind(unknown), Err(Status::InvalidArgument));
     }
 }

@@ -58,13 +58,7 @@ pub(super) fn parse(message: &[u8]) -> Option<(Incoming, &[u8])> {
     let (layout, packet) = Layout::ref_from_prefix(message).ok()?;
     let (source, destination) = (ip_of(&layout.source), ip_of(&layout.destination));
     let is_link_local = matches!(source, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    let is_valid = layout.magic == MAGIC
-        && layout.reserved == 0
-        && layout.port != 0
-        && (layout.scope == 0 || is_link_local)
-        && source.is_ipv4() == destination.is_ipv4()
-        && [source, destination].into_iter().all(is_of_one_host)
-        && (SHORTEST..=PACKET_ROOM).contains(&packet.len());
+    let is_valid = layout.magic == MAGIC && layout.reserved == 0 && (layout.scope == 0 || is_link_local);
     let port = layout.port.get();
     let source = match source {
         IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, layout.scope.get()).into(),
@@ -76,7 +70,16 @@ pub(super) fn parse(message: &[u8]) -> Option<(Incoming, &[u8])> {
         destination,
         traffic_class: layout.traffic_class,
     };
-    is_valid.then_some((incoming, packet))
+    (is_valid && can_be_passed(&incoming)).then_some((incoming, packet))
+}
+
+/// Whether a packet may be one of a connection. Others are not passed on, nor taken.
+pub(super) fn can_be_passed(packet: &Incoming) -> bool {
+    let (source, destination) = (packet.source.ip(), packet.destination);
+    packet.source.port() != 0
+        && source.is_ipv4() == destination.is_ipv4()
+        && [source, destination].into_iter().all(is_of_one_host)
+        && (SHORTEST..=PACKET_ROOM).contains(&packet.len)
 }
 
 /// Whether an address can be that of one host.

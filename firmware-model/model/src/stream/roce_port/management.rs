@@ -1,7 +1,8 @@
 //! The member to which a management datagram goes: all of a host's are for queue pair 1.
 //!
 //! Members choose communication IDs and request IDs whose upper 16 bits are their native port, as
-//! the numbers of their queue pairs. The messages that have no ID of the recipient name a service.
+//! the numbers of their queue pairs. The messages that have no ID of the recipient name a service,
+//! whose ID ends with the number that listeners reserve, a UDP port.
 
 use super::members::Recipient;
 use urnic_wire::mad::{self, MAD_LEN, Message};
@@ -13,8 +14,8 @@ const HEADERS: usize = 12 + 8;
 pub(super) fn recipient(packet: &[u8]) -> Option<Recipient> {
     let datagram = packet.get(HEADERS..HEADERS + MAD_LEN)?;
     let id = match mad::parse(datagram).ok()?.message {
-        Message::Connect(request) => return Some(Recipient::Service(request.service_id)),
-        Message::Request(request) => return Some(Recipient::Service(request.service_id)),
+        Message::Connect(request) => return Some(Recipient::of_service(request.service_id)),
+        Message::Request(request) => return Some(Recipient::of_service(request.service_id)),
         Message::Receipt(message) => message.ids.remote,
         Message::Reject(message) => message.ids.remote,
         Message::ConnectReply(message) => message.ids.remote,

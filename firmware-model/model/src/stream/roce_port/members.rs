@@ -9,6 +9,7 @@
 use super::forwarded::{self, MESSAGE_ROOM};
 use super::ready::{Ready, Source};
 use crate::stream::datagram::Incoming;
+use crate::stream::descriptor::Descriptor;
 use crate::stream::same_host::{LocalListener, LocalSocket, PortNames, Protocol};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 const CONNECTIONS: usize = 256;
 /// Connections that are taken at once at most.
 const ACCEPTS: usize = 16;
-/// Members that are searched, and not found, for the packets of one call at most.
+/// Members that are searched for the packets of one call at most.
 const SEARCHES: usize = 4;
 /// The time for which a member that was not found is not searched again.
 const ABSENT: Duration = Duration::from_millis(5);
@@ -37,8 +38,8 @@ const SEND_ROOM: usize = 1 << 20;
 pub(crate) enum Recipient {
     /// By the upper 16 bits of a number, which are a native port.
     Member(u16),
-    /// By the service ID of a listener.
-    Service(u64),
+    /// By the number of a service, which listeners reserve as a UDP port.
+    Service(u16),
 }
 
 impl Recipient {
@@ -47,10 +48,15 @@ impl Recipient {
         (port != 0).then_some(Recipient::Member(port))
     }
 
+    /// The ID of a service ends with its number.
+    pub(super) fn of_service(id: u64) -> Recipient {
+        Recipient::Service(id as u16)
+    }
+
     fn name(self) -> (Protocol, u16) {
         match self {
             Recipient::Member(port) => (Protocol::Roce, port),
-            Recipient::Service(id) => (Protocol::RoceService(id), 0),
+            Recipient::Service(number) => (Protocol::RoceService, number),
         }
     }
 }
@@ -64,6 +70,8 @@ pub(super) enum Passed {
     Full,
     /// There is no such member.
     Nobody,
+    /// Whether there is such a member could not be found out now.
+    Unknown,
 }
 
 /// What a connection had.
@@ -79,9 +87,16 @@ pub(super) enum Message<'a> {
 #[derive(Debug)]
 struct Own {
     recipient: Recipient,
-    /// Queue pairs that need it.
+    addresses: Box<[IpAddr]>,
+    /// Queue pairs, or ports, that need it.
     users: usize,
     listeners: Vec<(u32, LocalListener)>,
+}
+
+impl Own {
+    fn is(&self, recipient: Recipient, addresses: &[IpAddr]) -> bool {
+        self.recipient == recipient && *self.addresses == *addresses
+    }
 }
 
 /// This member's names, and its connections with others.
@@ -92,7 +107,8 @@ pub(super) struct Members {
     addresses: Box<[IpAddr]>,
     own: Vec<Own>,
     incoming: HashMap<u32, LocalSocket>,
-    outgoing: HashMap<(IpAddr, Recipient), LocalSocket>,
+    /// Without an address: those that have the port at all addresses.
+    outgoing: HashMap<(Option<IpAddr>, Recipient), LocalSocket>,
     absent: HashMap<(IpAddr, Recipient), Instant>,
     searches: usize,
 }
@@ -110,41 +126,67 @@ impl Members {
         }
     }
 
-    /// Takes a name, once more if the member has it.
+    /// Takes a name on all addresses, once more if the member has it.
     ///
     /// # Errors
-    /// `EADDRINUSE`: another process has the name. Those of opening a socket.
+    /// Those of [`enter_at`](Self::enter_at).
     pub(super) fn enter(&mut self, recipient: Recipient, ready: &mut Ready) -> Result<(), Errno> {
-        if let Some(own) = self.own.iter_mut().find(|own| own.recipient == recipient) {
+        let addresses = self.addresses.clone();
+        self.enter_at(recipient, &addresses, ready)
+    }
+
+    /// Takes a name on these addresses, once more if the member has it there.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another device has the name. Those of opening a socket.
+    pub(super) fn enter_at(
+        &mut self,
+        recipient: Recipient,
+        addresses: &[IpAddr],
+        ready: &mut Ready,
+    ) -> Result<(), Errno> {
+        if let Some(own) = self.own.iter_mut().find(|own| own.is(recipient, addresses)) {
             own.users += 1;
             return Ok(());
         }
         let (of, port) = recipient.name();
         let mut listeners = Vec::new();
-        for ip in &self.addresses {
+        for ip in addresses {
             let listener = self.names.listen(of, SocketAddr::new(*ip, port))?;
             let fd = listener.descriptor().ok_or(Errno::BADF)?;
             listeners.push((ready.add(fd, Source::Listener)?, listener));
         }
         self.own.push(Own {
             recipient,
+            addresses: addresses.into(),
             users: 1,
             listeners,
         });
         Ok(())
     }
 
-    /// Gives a name back.
+    /// Gives a name on all addresses back.
     pub(super) fn leave(&mut self, recipient: Recipient) {
+        let addresses = self.addresses.clone();
+        self.leave_at(recipient, &addresses);
+    }
+
+    /// Gives a name on these addresses back.
+    pub(super) fn leave_at(&mut self, recipient: Recipient, addresses: &[IpAddr]) {
         self.own.retain_mut(|own| {
-            own.users -= usize::from(own.recipient == recipient);
+            own.users -= usize::from(own.is(recipient, addresses));
             own.users > 0
         });
     }
 
-    /// Whether a name is this member's own.
-    pub(super) fn has(&self, recipient: Recipient) -> bool {
-        self.own.iter().any(|own| own.recipient == recipient)
+    /// Whether a name is this member's own for packets to an address.
+    pub(super) fn has(&self, recipient: Recipient, destination: IpAddr) -> bool {
+        let includes = |ip: &IpAddr| {
+            let is_any = ip.is_unspecified() && (ip.is_ipv6() || destination.is_ipv4());
+            *ip == destination || is_any
+        };
+        let mut own = self.own.iter().filter(|own| own.recipient == recipient);
+        own.any(|own| own.addresses.iter().any(includes))
     }
 
     /// Whether another member has been seen.
@@ -153,16 +195,14 @@ impl Members {
         !(self.incoming.is_empty() && self.outgoing.is_empty())
     }
 
-    /// Takes connections of a listener; returns whether there were some.
+    /// Takes connections of a listener; returns whether there were some, also of other users.
     pub(super) fn accept(&mut self, id: u32, ready: &mut Ready) -> bool {
         let mut listeners = self.own.iter().flat_map(|own| &own.listeners);
         let Some((_, listener)) = listeners.find(|(own, _)| *own == id) else {
             return false;
         };
         let mut looks = ACCEPTS;
-        let mut some = false;
         while let Some(socket) = listener.accept(&mut looks) {
-            some = true;
             if self.incoming.len() >= CONNECTIONS {
                 continue;
             }
@@ -171,7 +211,13 @@ impl Members {
                 self.incoming.insert(id, socket);
             }
         }
-        some
+        // The last look found none.
+        looks + 1 < ACCEPTS
+    }
+
+    /// Whether there is a connection from another member with this number.
+    pub(super) fn is_connected(&self, id: u32) -> bool {
+        self.incoming.contains_key(&id)
     }
 
     /// Takes a message from another member. A connection that has something else is closed.
@@ -203,13 +249,13 @@ impl Members {
 
     /// Passes a packet to the member that it is for.
     pub(super) fn pass(&mut self, to: Recipient, packet: &Incoming, bytes: &[u8]) -> Passed {
-        let key = (packet.destination, to);
         let header = forwarded::header(packet);
         let message = [IoSlice::new(&header), IoSlice::new(bytes)];
         // A member that has ended may have a successor.
         for _ in 0..2 {
-            let Some(socket) = self.connection(key) else {
-                return Passed::Nobody;
+            let (key, socket) = match self.connection(packet.destination, to) {
+                Ok(found) => found,
+                Err(none) => return none,
             };
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match sendmsg(socket, &message, &mut SendAncillaryBuffer::default(), flags) {
@@ -221,43 +267,61 @@ impl Members {
         Passed::Nobody
     }
 
-    /// The connection to a member, a new one if there is none.
-    fn connection(&mut self, key: (IpAddr, Recipient)) -> Option<&crate::stream::descriptor::Descriptor> {
-        if !self.outgoing.contains_key(&key) {
-            let found = self.search(key)?;
-            if self.outgoing.len() >= CONNECTIONS {
-                let some = *self.outgoing.keys().next()?;
-                self.outgoing.remove(&some);
+    /// The connection to the member that has an address, a new one if there is none, and its key.
+    fn connection(
+        &mut self,
+        ip: IpAddr,
+        to: Recipient,
+    ) -> Result<((Option<IpAddr>, Recipient), &Descriptor), Passed> {
+        let known = [Some(ip), None].map(|at| (at, to));
+        let key = match known.into_iter().find(|key| self.outgoing.contains_key(key)) {
+            Some(key) => key,
+            None => {
+                let (found, is_everywhere) = self.search(ip, to)?;
+                if self.outgoing.len() >= CONNECTIONS
+                    && let Some(some) = self.outgoing.keys().next().copied()
+                {
+                    self.outgoing.remove(&some);
+                }
+                let key = (Some(ip).filter(|_| !is_everywhere), to);
+                self.outgoing.insert(key, found);
+                key
             }
-            self.outgoing.insert(key, found);
-        }
-        self.outgoing.get(&key)?.descriptor().ok()
+        };
+        let socket = self
+            .outgoing
+            .get(&key)
+            .and_then(|socket| socket.descriptor().ok());
+        Ok((key, socket.ok_or(Passed::Unknown)?))
     }
 
-    fn search(&mut self, key: (IpAddr, Recipient)) -> Option<LocalSocket> {
+    fn search(&mut self, ip: IpAddr, to: Recipient) -> Result<(LocalSocket, bool), Passed> {
         let is_absent = |since: &Instant| since.elapsed() < ABSENT;
-        if self.searches == 0 || self.absent.get(&key).is_some_and(is_absent) {
-            return None;
+        if self.absent.get(&(ip, to)).is_some_and(is_absent) {
+            return Err(Passed::Nobody);
         }
-        let (ip, recipient) = key;
-        let (of, port) = recipient.name();
-        let found = self.names.connect(of, SocketAddr::new(ip, port));
-        match &found {
-            Some(socket) => {
+        self.searches = self.searches.checked_sub(1).ok_or(Passed::Unknown)?;
+        let (of, port) = to.name();
+        match self.names.find(of, SocketAddr::new(ip, port)) {
+            Ok((socket, is_everywhere)) => {
                 // The system may allow less.
                 if let Ok(socket) = socket.descriptor() {
                     let _ = set_socket_send_buffer_size(socket, SEND_ROOM);
                 }
-                self.absent.remove(&key);
+                self.absent.remove(&(ip, to));
+                Ok((socket, is_everywhere))
             }
-            None => {
-                self.searches -= 1;
+            Err(Errno::CONNREFUSED) => {
                 if self.absent.len() >= MOST_ABSENT {
                     self.absent.clear();
                 }
-                self.absent.insert(key, Instant::now());
+                self.absent.insert((ip, to), Instant::now());
+                Err(Passed::Nobody)
+            }
+            Err(errno) => {
+                tracing::debug!(%errno, "a member of the port could not be searched");
+                Err(Passed::Unknown)
             }
         }
-        found
     }
 }

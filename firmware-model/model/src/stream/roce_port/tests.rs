@@ -8,7 +8,9 @@ use crate::testing::mock::wait_for;
 use rustix::net::{SendFlags, send};
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicU8, Ordering};
-use urnic_wire::mad::{self, CommIds, DISCONNECT_PRIVATE_DATA, DisconnectRequest, Mad, ReadyToUse};
+use urnic_wire::mad::{
+    self, CommIds, ConnectRequest, DISCONNECT_PRIVATE_DATA, DisconnectRequest, Mad, ReadyToUse,
+};
 use urnic_wire::mad::{READY_PRIVATE_DATA, REQUEST_PRIVATE_DATA, ServiceRequest};
 
 /// A queue pair of its own device.
@@ -262,12 +264,14 @@ fn packets_of_strangers_and_for_unknown_members_are_dropped() {
             stranger.send_to(&packet(qpn, 0), (own, UDP_PORT)).unwrap();
         }
     }
-    let mut strange = 0;
+    let mut dropped = 0;
     wait_for("all packets", || {
         for member in &mut members {
-            strange += member.dispatch().strange;
+            let done = member.dispatch();
+            // Only some members are searched in a call.
+            dropped += done.strange + done.dropped;
         }
-        (strange == 8 * 6).then_some(())
+        (dropped == 8 * 6).then_some(())
     });
     for member in &mut members {
         assert!(member.received().is_empty());
@@ -384,6 +388,32 @@ fn management(message: mad::Message) -> Vec<u8> {
     packet
 }
 
+/// A SIDR_REQ.
+fn service(service_id: u64) -> mad::Message {
+    mad::Message::Request(ServiceRequest {
+        request_id: 0x7777_0000,
+        pkey: 0xffff,
+        service_id,
+        private_data: [0; REQUEST_PRIVATE_DATA],
+    })
+}
+
+/// A REQ, with zeroes in what does not matter here.
+fn connect(service_id: u64) -> mad::Message {
+    const ATTRIBUTE: usize = 16;
+    const HEADER: usize = 24;
+    let mut datagram = management(service(0))[20..][..mad::MAD_LEN].to_vec();
+    datagram[ATTRIBUTE..][..2].copy_from_slice(&0x10_u16.to_be_bytes());
+    datagram[HEADER..].fill(0);
+    match mad::parse(&datagram).unwrap().message {
+        mad::Message::Connect(request) => mad::Message::Connect(ConnectRequest {
+            service_id,
+            ..request
+        }),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     let (own, peers) = (address(), address());
@@ -394,26 +424,13 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
         member.port.keep_from(Sources::Any);
         member
     });
-    let service = |id| {
-        mad::Message::Request(ServiceRequest {
-            request_id: 0x7777_0000,
-            pkey: 0xffff,
-            service_id: id,
-            private_data: [0; REQUEST_PRIVATE_DATA],
-        })
-    };
-    members[0]
-        .ports
-        .add_name(Recipient::Service(0x0106_1000))
-        .unwrap();
-    members[1]
-        .ports
-        .add_name(Recipient::Service(0x0106_2000))
-        .unwrap();
-    assert_eq!(
-        members[0].ports.add_name(Recipient::Service(0x0106_2000)),
-        Err(Errno::ADDRINUSE)
-    );
+    let named = |at: usize, number, ip| pairs[at].ports.name_service(number, vec![ip]);
+    let _first = named(0, 0x1000, own).unwrap();
+    let second = named(1, 0x2000, own).unwrap();
+    assert_eq!(named(0, 0x2000, own).err(), Some(Errno::ADDRINUSE));
+    // One number at two addresses, of two devices.
+    let _elsewhere = named(0, 0x4000, address()).unwrap();
+    let _here = named(1, 0x4000, own).unwrap();
     let ids = |port: u32| CommIds {
         local: 0x7777_0000,
         remote: port << 16 | 9,
@@ -456,13 +473,59 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     arrived(ready(0x1000), &[0]);
     arrived(ready(0x2000), &[1]);
     arrived(disconnect(0x2000), &[1]);
-    pairs[1].ports.add_name(Recipient::Member(0x2001)).unwrap();
-    arrived(ready(0x2001), &[1]);
+    arrived(connect(0x0106_1000), &[0]);
+    arrived(connect(0x0106_2000), &[1]);
+    arrived(service(0x0106_4000), &[1]);
+    // The port space has no effect.
+    arrived(service(0x0111_1000), &[0]);
     // Whoever reads them answers them.
     arrived(service(0x0106_3000), &[0, 1]);
     arrived(ready(0x3000), &[0, 1]);
-    pairs[1].ports.remove_name(Recipient::Service(0x0106_2000));
+    drop(second);
     std::thread::sleep(std::time::Duration::from_millis(10));
     arrived(service(0x0106_2000), &[0, 1]);
     drop(pairs);
+}
+
+/// Else any sender could make the members close their connections.
+#[test]
+fn what_no_connection_sends_is_not_passed_on() {
+    let (own, peers) = (address(), address());
+    let mut near = Member::new(own, 0x10_0001, peers);
+    let far = Member::new(own, 0x20_0002, peers);
+    let socket = stray_flow(&near, &far, own, peers);
+    near.dispatch();
+    near.received();
+    let mut strange = 0;
+    for len in 8..16 {
+        let short = &packet(near.qpn, 1)[..len];
+        socket.send_to(short, (own, UDP_PORT)).unwrap();
+        wait_for("the short packet", || {
+            strange += near.dispatch().strange + far.dispatch().strange;
+            (strange as usize == len - 7).then_some(())
+        });
+    }
+    socket.send_to(&packet(near.qpn, 2), (own, UDP_PORT)).unwrap();
+    wait_for("a packet", || {
+        far.dispatch();
+        near.dispatch();
+        (near.received() == [2]).then_some(())
+    });
+}
+
+/// More than one call names are ready, and have nothing; the packets behind them are found.
+#[test]
+fn packets_behind_many_connections_that_ended_are_found() {
+    let (own, peers) = (address(), address());
+    let mut near = Member::new(own, 0x10_0001, peers);
+    let connections: Vec<_> = (0..40).map(|_| connection_to(&near, own)).collect();
+    near.dispatch();
+    drop(connections);
+    peer(peers)
+        .send_to(&packet(near.qpn, 1), (own, UDP_PORT))
+        .unwrap();
+    let inbox = |near: &Member| near.ports.state.lock().inboxes[&near.qpn].packets.len();
+    near.dispatch();
+    assert_eq!(inbox(&near), 1);
+    assert_eq!(near.received(), [1]);
 }

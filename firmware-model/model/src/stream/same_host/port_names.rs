@@ -32,7 +32,7 @@ fn name(of: Protocol, ip: Option<IpAddr>, port: u16) -> Result<SocketAddrUnix, E
         Protocol::Tcp => format!("urnic/{ip}/{port}"),
         Protocol::Udp => format!("urnic/udp/{ip}/{port}"),
         Protocol::Roce => format!("urnic/roce/{ip}/{port}"),
-        Protocol::RoceService(id) => format!("urnic/roce/service/{ip}/{id:x}"),
+        Protocol::RoceService => format!("urnic/roce/service/{ip}/{port}"),
     };
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
@@ -46,8 +46,8 @@ pub(in crate::stream) enum Protocol {
     Udp,
     /// The queue pairs of RoCE v2 whose numbers begin with the port.
     Roce,
-    /// A service ID of InfiniBand's connection manager; the port does not matter.
-    RoceService(u64),
+    /// The services of RoCE's connection manager with the number of the port.
+    RoceService,
 }
 
 /// The processes of this host that have the device's user.
@@ -105,8 +105,24 @@ impl PortNames {
     /// Connects to the process of the device's user that has the port at `remote`, an address of
     /// this host.
     pub(in crate::stream) fn connect(&self, of: Protocol, remote: SocketAddr) -> Option<LocalSocket> {
-        if self.blocking.is_full() || !self.routes.is_local(remote.ip()) {
-            return None;
+        self.find(of, remote).ok().map(|(socket, _)| socket)
+    }
+
+    /// As [`connect`](Self::connect); returns also whether the process has the port at all
+    /// addresses.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED`: no process of the device's user has it; others: that is not known.
+    pub(in crate::stream) fn find(
+        &self,
+        of: Protocol,
+        remote: SocketAddr,
+    ) -> Result<(LocalSocket, bool), Errno> {
+        if !self.routes.is_local(remote.ip()) {
+            return Err(Errno::CONNREFUSED);
+        }
+        if self.blocking.is_full() {
+            return Err(Errno::AGAIN);
         }
         let any: IpAddr = match remote.ip().to_canonical() {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -116,29 +132,32 @@ impl PortNames {
         let names = names
             .into_iter()
             .filter_map(|ip| name(of, ip, remote.port()).ok());
-        let mut unconnected = None;
-        for name in names {
+        let (mut unconnected, mut outcome) = (None, Errno::CONNREFUSED);
+        for (index, name) in names.enumerate() {
             let socket = match unconnected.take() {
                 Some(socket) => socket,
                 None => self.socket()?,
             };
-            if connect(&socket, &name).is_err() {
+            if let Err(errno) = connect(&socket, &name) {
                 unconnected = Some(socket);
+                if errno != Errno::CONNREFUSED {
+                    outcome = errno;
+                }
                 continue;
             }
             let socket = LocalSocket::new(socket, &self.blocking);
             if socket.uid().is_ok_and(|uid| self.is_own(uid)) {
-                return Some(socket);
+                return Ok((socket, index > 0));
             }
             tracing::debug!("another user has the name of a port on this host");
         }
-        None
+        Err(outcome)
     }
 
     /// A socket that is not connected.
-    fn socket(&self) -> Option<Descriptor> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).ok()?;
-        self.descriptors.adopt(socket).ok()
+    fn socket(&self) -> Result<Descriptor, Errno> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+        self.descriptors.adopt(socket)
     }
 
     /// Whether packets to an address stay on this host.
