@@ -35,6 +35,7 @@ impl World {
                     connections: 20,
                     per_peer: 15,
                     undecided: 8,
+                    undecided_per_peer: 6,
                 },
                 ..Settings::default()
             };

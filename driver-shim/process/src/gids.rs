@@ -13,6 +13,10 @@ use crate::port_gids::{MAX_GIDS, gid_of};
 
 use super::netlink::{self, InterfaceAddress, Link};
 
+/// The headers of RoCE v2 for which Linux leaves room in each packet: GRH, UDP, BTH, XRCETH,
+/// AtomicETH and ICRC. The sockets do not fragment, so each packet must fit the interface.
+const ROCE_HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+
 /// MTU of a network that is not the host's, in bytes.
 const USUAL_MTU: u32 = 1500;
 
@@ -166,15 +170,20 @@ impl GidTable {
         self.mtu
     }
 
-    /// The largest path MTU (`enum ibv_mtu`) whose packets fit this interface.
-    pub fn path_mtu(&self) -> u8 {
-        path_mtu(self.mtu)
+    /// The largest path MTU (`enum ibv_mtu`) that this interface has room for: as Linux reports it
+    /// for a NIC of RoCE (`is_roce`), whose packets have headers beside it, or of iWARP.
+    pub fn path_mtu(&self, is_roce: bool) -> u8 {
+        path_mtu(self.mtu, is_roce)
     }
 }
 
-/// The largest path MTU whose packets fit an interface MTU.
-fn path_mtu(interface: u32) -> u8 {
-    match interface {
+/// The largest path MTU that an interface MTU has room for; 256 bytes at least.
+fn path_mtu(interface: u32, is_roce: bool) -> u8 {
+    let headers = match is_roce {
+        true => ROCE_HEADERS,
+        false => 0,
+    };
+    match interface.saturating_sub(headers) {
         ..=511 => 1,
         512..=1023 => 2,
         1024..=2047 => 3,
@@ -200,15 +209,20 @@ mod tests {
 
     #[test]
     fn the_active_mtu_fits_the_interface() {
-        for (interface, mtu) in [
-            (0, 256),
-            (1500, 1024),
-            (4096, 4096),
-            (9000, 4096),
-            (65536, 4096),
-            (2048, 2048),
+        for (interface, of_roce, of_iwarp) in [
+            (0, 256, 256),
+            (1119, 512, 1024),
+            (1120, 1024, 1024),
+            (1500, 1024, 1024),
+            (2048, 1024, 2048),
+            (4096, 2048, 4096),
+            (4191, 2048, 4096),
+            (4192, 4096, 4096),
+            (9000, 4096, 4096),
+            (65536, 4096, 4096),
         ] {
-            assert_eq!(128 << path_mtu(interface), mtu);
+            assert_eq!(128 << path_mtu(interface, true), of_roce, "{interface}");
+            assert_eq!(128 << path_mtu(interface, false), of_iwarp, "{interface}");
         }
     }
 

@@ -158,7 +158,7 @@ pub(super) fn query_port(
         phys_state,
         // Messages are split to the size that the stream supports, so programs may choose any MTU.
         max_mtu: IBV_MTU_4096,
-        active_mtu: context.shown().gids().path_mtu().into(),
+        active_mtu: path_mtu(context).into(),
         gid_tbl_len: int(gids as u32),
         port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
         max_msg_sz: MAX_MESSAGE,
@@ -184,7 +184,13 @@ pub(super) fn query_port_speed(port_num: u32, mut speed: Out<'_, u64>) -> Result
 
 /// The active MTU of the port, in bytes.
 pub(super) fn active_mtu(context: OpenContext) -> u32 {
-    128 << context.shown().gids().path_mtu()
+    128 << path_mtu(context)
+}
+
+/// The active MTU of the port (`enum ibv_mtu`).
+fn path_mtu(context: OpenContext) -> u8 {
+    let is_roce = context.driver.identity().is_roce();
+    context.shown().gids().path_mtu(is_roce)
 }
 
 #[cfg(test)]

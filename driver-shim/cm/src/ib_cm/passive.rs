@@ -79,7 +79,7 @@ impl Connections {
             refuse(self, RejectReason::STALE_CONNECTION);
             return self.end_stale(now, stale);
         }
-        if admission == Admission::Full || !self.table.has_room_for_undecided() {
+        if admission == Admission::Full || !self.table.has_room_for_undecided(route.remote) {
             return tracing::debug!("{route}: a request is dropped: too many wait for their program");
         }
         if !self.table.has_room(route.remote) {

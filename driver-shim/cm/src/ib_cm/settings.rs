@@ -61,6 +61,8 @@ pub struct Limits {
     pub per_peer: usize,
     /// Requests that the programs have not answered.
     pub undecided: usize,
+    /// Those of one address: a peer does not keep out the others.
+    pub undecided_per_peer: usize,
 }
 
 impl Default for Limits {
@@ -69,6 +71,7 @@ impl Default for Limits {
             connections: 16384,
             per_peer: 4096,
             undecided: 1024,
+            undecided_per_peer: 128,
         }
     }
 }

@@ -9,6 +9,34 @@ use super::connection::{Connection, Remote, State};
 use super::peer::{Numbered, Route};
 use super::settings::Limits;
 
+/// How many there are of each address.
+#[derive(Debug, Default)]
+struct Counts {
+    total: usize,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+impl Counts {
+    fn of(&self, address: IpAddr) -> usize {
+        self.by_address.get(&address).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, address: IpAddr) {
+        self.total += 1;
+        *self.by_address.entry(address).or_default() += 1;
+    }
+
+    fn remove(&mut self, address: IpAddr) {
+        if let Some(number) = self.by_address.get_mut(&address) {
+            self.total -= 1;
+            *number -= 1;
+            if *number == 0 {
+                self.by_address.remove(&address);
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Table {
     limits: Limits,
@@ -17,9 +45,9 @@ pub(super) struct Table {
     by_remote_id: HashMap<Numbered, u32>,
     /// By the peer's queue pair: finds stale connections. Without those in TimeWait.
     by_remote_qp: HashMap<Numbered, u32>,
-    per_peer: HashMap<IpAddr, usize>,
+    per_peer: Counts,
     /// Connections in the state [`State::ReqRcvd`].
-    undecided: usize,
+    undecided: Counts,
 }
 
 impl Table {
@@ -29,20 +57,20 @@ impl Table {
             connections: HashMap::new(),
             by_remote_id: HashMap::new(),
             by_remote_qp: HashMap::new(),
-            per_peer: HashMap::new(),
-            undecided: 0,
+            per_peer: Counts::default(),
+            undecided: Counts::default(),
         }
     }
 
     /// Whether one more connection with a peer is within the limits.
     pub(super) fn has_room(&self, peer: IpAddr) -> bool {
-        let with_peer = self.per_peer.get(&peer).copied().unwrap_or(0);
-        self.connections.len() < self.limits.connections && with_peer < self.limits.per_peer
+        self.connections.len() < self.limits.connections && self.per_peer.of(peer) < self.limits.per_peer
     }
 
-    /// Whether one more request may wait for its program.
-    pub(super) fn has_room_for_undecided(&self) -> bool {
-        self.undecided < self.limits.undecided
+    /// Whether one more request of a peer may wait for its program.
+    pub(super) fn has_room_for_undecided(&self, peer: IpAddr) -> bool {
+        let of_peer = self.undecided.of(peer);
+        self.undecided.total < self.limits.undecided && of_peer < self.limits.undecided_per_peer
     }
 
     pub(super) fn get(&self, id: u32) -> Option<&Connection> {
@@ -80,8 +108,11 @@ impl Table {
     /// Adds a connection; its number is unused.
     pub(super) fn insert(&mut self, connection: Connection) {
         let id = connection.comm_id;
-        *self.per_peer.entry(connection.route.remote).or_default() += 1;
-        self.undecided += usize::from(connection.state == State::ReqRcvd);
+        let peer = connection.route.remote;
+        self.per_peer.add(peer);
+        if connection.state == State::ReqRcvd {
+            self.undecided.add(peer);
+        }
         self.index(&connection);
         self.connections.insert(id, connection);
     }
@@ -102,8 +133,12 @@ impl Table {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        self.undecided -= usize::from(connection.state == State::ReqRcvd);
-        self.undecided += usize::from(state == State::ReqRcvd);
+        let peer = connection.route.remote;
+        match (connection.state == State::ReqRcvd, state == State::ReqRcvd) {
+            (true, false) => self.undecided.remove(peer),
+            (false, true) => self.undecided.add(peer),
+            _ => {}
+        }
         connection.state = state;
         if state == State::TimeWait
             && let Some(remote_qp) = connection.remote_qp()
@@ -115,13 +150,10 @@ impl Table {
 
     pub(super) fn remove(&mut self, id: u32) -> Option<Connection> {
         let connection = self.connections.remove(&id)?;
-        self.undecided -= usize::from(connection.state == State::ReqRcvd);
         let peer = connection.route.remote;
-        if let Some(with_peer) = self.per_peer.get_mut(&peer) {
-            *with_peer -= 1;
-            if *with_peer == 0 {
-                self.per_peer.remove(&peer);
-            }
+        self.per_peer.remove(peer);
+        if connection.state == State::ReqRcvd {
+            self.undecided.remove(peer);
         }
         self.unindex(&connection);
         Some(connection)
@@ -156,12 +188,12 @@ impl Table {
     /// The number of connections, and that of entries in each index, for tests of leaks.
     #[cfg(test)]
     pub(super) fn sizes(&self) -> (usize, [usize; 4]) {
-        let peers = self.per_peer.values().sum();
+        let counted = |counts: &Counts| counts.by_address.values().sum();
         let indices = [
             self.by_remote_id.len(),
             self.by_remote_qp.len(),
-            peers,
-            self.undecided,
+            counted(&self.per_peer),
+            counted(&self.undecided),
         ];
         (self.connections.len(), indices)
     }

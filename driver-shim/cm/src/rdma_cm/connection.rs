@@ -124,10 +124,15 @@ impl Engine {
     /// Reports the end of a connection. With a RoCE NIC, the end of its TIME-WAIT is reported, too.
     pub(super) fn disconnected(&mut self, world: &mut World<'_>, handle: u32) {
         if self.identity.is_roce() {
-            self.timers
-                .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
+            self.begin_time_wait(world, handle);
         }
         self.report_plain(world, handle, CmEvent::Disconnected);
+    }
+
+    /// The end of the connection's TIME-WAIT is reported after its time.
+    pub(super) fn begin_time_wait(&mut self, world: &World<'_>, handle: u32) {
+        self.timers
+            .set(Key::TimeWait(handle), Some(world.now + TIME_WAIT));
     }
 
     /// A device is lost: attempts under way on it fail, and every id with one of its addresses gets

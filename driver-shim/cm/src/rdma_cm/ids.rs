@@ -114,7 +114,7 @@ impl Engine {
             State::Idle | State::AddressResolved | State::RouteResolved | State::Over => {}
             State::Serving(_) => self.adapters.stop_listening(handle),
             State::Associated(None) => {}
-            State::ByMessages(of) => self.release(world, of),
+            State::ByMessages(of) => self.release(world, handle, of),
             State::LookingUp(lookup) => self.forget_lookup(&lookup),
             State::Associated(Some(inquiry)) => drop(self.datagrams.inquiries.remove(&inquiry.key())),
             State::Asked(inquiry) => {

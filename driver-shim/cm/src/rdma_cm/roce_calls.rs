@@ -105,8 +105,8 @@ impl Engine {
     /// is ready.
     ///
     /// # Errors
-    /// `EINVAL` in the wrong state, or for a number that no queue pair has. A request is then
-    /// refused, as in a kernel.
+    /// `EINVAL` in the wrong state, or for a number that no queue pair has; `EOPNOTSUPP` for a
+    /// queue pair of kind UC. A request is then refused, as in a kernel.
     pub(super) fn accept_by_messages(
         &mut self,
         world: &mut World<'_>,
@@ -133,12 +133,18 @@ impl Engine {
                     srq: parameters.srq,
                     private_data: parameters.private_data.clone(),
                 };
-                let accepted = adapter.connections.accept(world.now, of.number, &accept);
-                if let Err(error) = accepted {
-                    self.end_by_messages(world, handle, of);
-                    return Err(errno_of(error));
-                }
                 let qid = local.and_then(|local| world.device.queue_pair(local, parameters.qpn));
+                let accepted = match qid.is_some_and(|qid| world.device.is_unreliable(qid)) {
+                    // The peer's is of kind RC, as its REQ said.
+                    true => Err(Errno::OPNOTSUPP),
+                    false => (adapter.connections)
+                        .accept(world.now, of.number, &accept)
+                        .map_err(errno_of),
+                };
+                if accepted.is_err() {
+                    self.end_by_messages(world, handle, of);
+                    return accepted;
+                }
                 if let Some(id) = self.ids.get_mut(&handle) {
                     id.state = State::ByMessages(ByMessages { qid, ..of });
                 }
@@ -155,7 +161,7 @@ impl Engine {
         if let Some(id) = self.ids.get_mut(&handle) {
             id.state = State::Over;
         }
-        self.release(world, of);
+        self.release(world, handle, of);
     }
 
     /// Refuses a peer's request or acceptance, or gives up an attempt.
@@ -176,7 +182,8 @@ impl Engine {
                     let rejected = adapter.connections.reject(world.now, of.number, private_data);
                     rejected.map_err(errno_of)?;
                 }
-                self.carry_out(world, of.device);
+                let remote = self.ids.get(&handle).and_then(|id| id.remote);
+                self.carry_out_towards(world, of.device, remote);
             }
             Some(Cm::ReqSent | Cm::RepSent) => {}
             _ => return Err(Errno::INVAL),

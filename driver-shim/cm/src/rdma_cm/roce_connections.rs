@@ -26,6 +26,22 @@ fn listener(adapters: &Adapters, ids: &HashMap<u32, Id>, service: u64, at: IpAdd
     listeners.find(has_it).copied()
 }
 
+/// The IPv6 scope of an address.
+fn scope_of(address: SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V6(address) => address.scope_id(),
+        SocketAddr::V4(_) => 0,
+    }
+}
+
+/// An address in an IPv6 scope.
+fn with_scope(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
+        ip => SocketAddr::new(ip, port),
+    }
+}
+
 /// The addresses of both ends. Linux has all addresses of 127.0.0.0/8, and the device perhaps one.
 pub(super) fn route(local: IpAddr, remote: IpAddr) -> Route {
     let of_device = |ip: IpAddr| match ip.to_canonical() {
@@ -63,6 +79,7 @@ impl Engine {
             port,
             connections: Connections::new(settings, Box::new(move || seeds.next())),
             ids: HashMap::new(),
+            scope: 0,
         };
         tracing::debug!("device {device}: connections by the messages of RoCE, port {port}");
         self.adapters.opened.insert(device, adapter);
@@ -149,7 +166,23 @@ impl Engine {
                 admit(route, request.service_id)
             });
         adapters.opened.insert(device, adapter);
-        self.carry_out(world, device);
+        self.carry_out_towards(world, device, Some(arrival.remote));
+    }
+
+    /// Sends the messages, and tells the events, that a peer's message or a call about a connection
+    /// with this peer has caused.
+    pub(super) fn carry_out_towards(
+        &mut self,
+        world: &mut World<'_>,
+        device: u32,
+        remote: Option<SocketAddr>,
+    ) {
+        for scope in [remote.map_or(0, scope_of), 0] {
+            if let Some(adapter) = self.adapters.opened.get_mut(&device) {
+                adapter.scope = scope;
+            }
+            self.carry_out(world, device);
+        }
     }
 
     /// The time has come to repeat messages of a device's connections, or to give up.
@@ -183,14 +216,8 @@ impl Engine {
         let number = number_of(&mad.message);
         let id = adapter.ids.get(&number).and_then(|handle| self.ids.get(handle));
         let traffic_class = id.map_or(0, |id| id.traffic_class);
-        let scope = match id.and_then(|id| id.remote) {
-            Some(SocketAddr::V6(remote)) => remote.scope_id(),
-            _ => 0,
-        };
-        let remote = match route.remote {
-            IpAddr::V6(ip) => SocketAddrV6::new(ip, UDP_PORT, 0, scope).into(),
-            ip => SocketAddr::new(ip, UDP_PORT),
-        };
+        let scope = id.and_then(|id| id.remote).map_or(adapter.scope, scope_of);
+        let remote = with_scope(route.remote, UDP_PORT, scope);
         let mut bytes = [0; MAD_LEN];
         mad.emit(&mut bytes);
         let sent = (world.device).send_message(adapter.port, route.local, remote, traffic_class, &bytes);
@@ -201,20 +228,21 @@ impl Engine {
     }
 
     /// Ends a connection, which has no further event.
-    pub(super) fn release(&mut self, world: &mut World<'_>, of: ByMessages) {
-        if let Some(qid) = of.qid {
-            self.queue_pairs.remove(&qid);
-        }
+    pub(super) fn release(&mut self, world: &mut World<'_>, handle: u32, of: ByMessages) {
         if let Some(adapter) = self.adapters.opened.get_mut(&of.device) {
             adapter.connections.release(world.now, of.number);
-            self.carry_out(world, of.device);
+            let remote = self.ids.get(&handle).and_then(|id| id.remote);
+            self.carry_out_towards(world, of.device, remote);
         }
-        self.forget(of);
+        self.forget(handle, of);
     }
 
-    /// Takes no events of a connection any more.
-    fn forget(&mut self, of: ByMessages) {
-        if let Some(qid) = of.qid {
+    /// Takes no events of an id's connection any more.
+    fn forget(&mut self, handle: u32, of: ByMessages) {
+        // The program may have reset the queue pair, and connected it by another id.
+        if let Some(qid) = of.qid
+            && self.queue_pairs.get(&qid) == Some(&handle)
+        {
             self.queue_pairs.remove(&qid);
         }
         if let Some(adapter) = self.adapters.opened.get_mut(&of.device) {
@@ -254,8 +282,12 @@ impl Engine {
                     Some(state) if is_attempt(state) => {
                         self.attempt_over(world, handle, Cause::DeviceLost, Vec::new());
                     }
-                    Some(crate::ib_cm::State::TimeWait) | None => {}
+                    Some(crate::ib_cm::State::TimeWait) => {
+                        self.by_messages_over(world, handle);
+                        self.begin_time_wait(world, handle);
+                    }
                     Some(_) => self.by_messages_ended(world, handle),
+                    None => {}
                 }
             }
         }
@@ -263,13 +295,22 @@ impl Engine {
 
     /// An established connection has ended with its queue pair or its device.
     fn by_messages_ended(&mut self, world: &mut World<'_>, handle: u32) {
-        let Some(id) = self.ids.get_mut(&handle) else {
-            return;
-        };
-        if let State::ByMessages(of) = std::mem::replace(&mut id.state, State::Over) {
-            self.release(world, of);
+        if self.by_messages_over(world, handle) {
             self.disconnected(world, handle);
         }
+    }
+
+    /// The id has no connection any more. Returns whether it had one.
+    fn by_messages_over(&mut self, world: &mut World<'_>, handle: u32) -> bool {
+        let Some(id) = self.ids.get_mut(&handle) else {
+            return false;
+        };
+        let State::ByMessages(of) = id.state else {
+            return false;
+        };
+        id.state = State::Over;
+        self.release(world, handle, of);
+        true
     }
 
     /// The queue pair of a connection failed, or was destroyed or reset: its peer gets a DREQ, in
@@ -362,7 +403,7 @@ impl Engine {
             && self.adapters.state(of).is_none()
         {
             id.state = State::Over;
-            self.forget(of);
+            self.forget(handle, of);
         }
     }
 
@@ -377,10 +418,12 @@ impl Engine {
             route, service_id, ..
         } = requested;
         let listener = listener(&self.adapters, &self.ids, service_id, route.local);
+        let adapter = self.adapters.opened.get(&device);
+        let scope = adapter.map_or(0, |adapter| adapter.scope);
         let child = listener.and_then(|listener| {
             let id = self.ids.get(&listener)?;
             let local = SocketAddr::new(route.local, id.local?.port());
-            let remote = SocketAddr::new(route.remote, requested.addressing.source_port);
+            let remote = with_scope(route.remote, requested.addressing.source_port, scope);
             let by = ByMessages {
                 device,
                 number,

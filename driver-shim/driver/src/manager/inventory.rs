@@ -32,7 +32,7 @@ impl Inventory {
         let configured = config.each_device();
         let entry = |(shown, device): (&urnic_presence::Shown, &urnic_config::DeviceConfig)| Entry {
             node_guid: shown.node_guid().to_be(),
-            path_mtu: shown.gids().path_mtu(),
+            path_mtu: shown.gids().path_mtu(config.identity.is_roce()),
             addresses: addresses(shown.gids()),
             has_all: device.device == Device::Inproc && device.addresses.is_empty(),
         };

@@ -92,7 +92,7 @@ impl Arrivals {
         };
         let mut drops = u64::from(dropping.lost(&transfer));
         match machine.receive(psn, transfer, payload.len()) {
-            None => drops += u64::from(dropping.dropped()),
+            None => drops += u64::from(dropping.dropped(&transfer)),
             Some(placement) => {
                 let place = *placement.place();
                 let bytes = Bytes { payload, solicited };
@@ -104,7 +104,7 @@ impl Arrivals {
                     }
                     // The memory of the receive is the program's fault.
                     Err(Refusal::Operation) => self.receives.is_broken = true,
-                    Err(_) => drops += u64::from(dropping.dropped()),
+                    Err(_) => drops += u64::from(dropping.dropped(&transfer)),
                 }
             }
         }

@@ -53,9 +53,14 @@ impl Dropping {
     }
 
     /// The packet was dropped. Returns whether its message is to be counted.
-    pub(super) fn dropped(&mut self) -> bool {
+    pub(super) fn dropped(&mut self, transfer: &Transfer) -> bool {
+        // The first packet of the message that follows may be lost.
+        let ends = matches!(
+            transfer,
+            Transfer::SendLast(_) | Transfer::SendOnly(_) | Transfer::WriteLast(_) | Transfer::WriteOnly(..)
+        );
         self.is_within = false;
-        !std::mem::replace(&mut self.is_counted, true)
+        !std::mem::replace(&mut self.is_counted, !ends)
     }
 }
 
@@ -196,5 +201,31 @@ fn status_of(status: Status) -> WcStatus {
         Status::BadResponse => WcStatus::BadRespErr,
         Status::Local => WcStatus::LocProtErr,
         Status::Flushed => WcStatus::WrFlushErr,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The packets of two messages that are dropped, the First of the second lost.
+    #[test]
+    fn a_dropped_message_counts_also_if_its_first_packet_is_lost() {
+        let mut dropping = Dropping::default();
+        let packets = [
+            (Transfer::SendFirst, true),
+            (Transfer::SendMiddle, false),
+            (Transfer::SendLast(None), false),
+            (Transfer::SendMiddle, true),
+            (Transfer::SendLast(None), false),
+            (Transfer::SendOnly(None), true),
+            (Transfer::WriteMiddle, true),
+            (Transfer::WriteLast(None), false),
+            (Transfer::WriteLast(None), true),
+        ];
+        for (number, (transfer, counts)) in packets.into_iter().enumerate() {
+            assert!(!dropping.lost(&transfer), "{number}");
+            assert_eq!(dropping.dropped(&transfer), counts, "{number}");
+        }
     }
 }

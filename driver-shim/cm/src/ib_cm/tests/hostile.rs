@@ -26,6 +26,7 @@ fn limited(connections: usize, per_peer: usize, undecided: usize) -> End {
         connections,
         per_peer,
         undecided,
+        ..Limits::default()
     };
     let settings = Settings {
         limits,
@@ -52,6 +53,28 @@ fn cmc_15_a_flood_of_requests_is_bounded() {
     assert_eq!(server.connections.table.sizes(), (0, [0; 4]));
     server.receive(&request_from(CLIENT, 7));
     assert_eq!(name(&server.event().1), "CONNECT_REQUEST");
+}
+
+#[test]
+fn cmc_15_one_address_does_not_hold_all_undecided_requests() {
+    let share = Limits::default().undecided_per_peer as u32;
+    let mut server = End::server();
+    let (flooder, other) = (address(1), address(2));
+    let ask = |server: &mut End, client: IpAddr, number| {
+        server.receive_by(Route::new(SERVER, client), &request_from(client, number));
+        (server.events.len() as u32, server.said().len())
+    };
+    for number in 0..share {
+        assert_eq!(ask(&mut server, flooder, number), (number + 1, 0));
+    }
+    assert_eq!(ask(&mut server, flooder, share), (share, 0), "dropped");
+    assert_eq!(ask(&mut server, other, 0), (share + 1, 0));
+    // What the program answers makes room.
+    let (first, _) = server.events.remove(0);
+    server.connections.accept(server.now, first, &accept()).unwrap();
+    server.drain();
+    assert_eq!(server.said(), ["REP"]);
+    assert_eq!(ask(&mut server, flooder, share), (share + 1, 0));
 }
 
 #[test]

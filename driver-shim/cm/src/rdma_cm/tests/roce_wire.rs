@@ -7,6 +7,7 @@ use super::*;
 use crate::ib_cm::State as Cm;
 use crate::qp_attr::QpMask;
 use urnic_config::{Identity, Wire};
+use urnic_process::port_gids::gid_of;
 use urnic_wire::mad::{MAD_LEN, Mad, Message, parse};
 
 const INIT: u32 = 1;
@@ -556,5 +557,124 @@ fn a_queue_pair_that_nobody_has_is_refused() {
         Ok(()),
         "the id can connect afterwards"
     );
+    finish(net);
+}
+
+/// The first id has gone through TimeWait, or is destroyed, when the second id has its queue pair.
+#[test]
+fn a_queue_pair_that_is_connected_again_belongs_to_the_second_id() {
+    for destroyed in [false, true] {
+        let (mut net, (at, _)) = hosts(0);
+        let (first, id) = connected(&mut net, at);
+        let reset = |net: &mut Net| {
+            net.at(0, |engine, world| {
+                engine.connection_ended(world, 0x81_0003, Errno::CONNRESET);
+            });
+        };
+        net.at(0, |engine, world| engine.disconnect(world, first.0, first.1))
+            .unwrap();
+        assert_eq!(net.take_events(0, first.0), [(5, first.1, DISCONNECTED, 0)]);
+        assert_eq!(net.take_events(1, at), [(200, id, DISCONNECTED, 0)]);
+        reset(&mut net);
+        let (second, id) = connected(&mut net, at);
+        if destroyed {
+            net.at(0, |engine, world| engine.destroy(world, first.0, first.1))
+                .unwrap();
+        }
+        net.advance(Duration::from_secs(1));
+        net.take_events(1, at);
+        reset(&mut net);
+        assert_eq!(
+            net.take_events(0, second.0),
+            [(5, second.1, DISCONNECTED, 0)],
+            "destroyed: {destroyed}"
+        );
+        assert_eq!(net.take_events(1, at), [(200, id, DISCONNECTED, 0)]);
+        finish(net);
+    }
+}
+
+#[test]
+fn a_request_is_not_accepted_with_a_queue_pair_of_kind_uc() {
+    let (mut net, (at, _)) = hosts(0);
+    let initiator = ready(&mut net, 7471, 5);
+    net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
+    let (id, _) = net.request(1, at);
+    net.wire.borrow_mut().unreliable = vec![0x81_0107];
+    let accepted = net.at(1, |engine, world| {
+        engine.accept(world, at, id, 200, Some(parameters(0x81_0107, 0, 0, b"")))
+    });
+    assert_eq!(accepted, Err(Errno::OPNOTSUPP));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, REJECTED, 28)]);
+    finish(net);
+}
+
+/// Link-local addresses: the answers to a REQ go to the network that it came from.
+#[test]
+fn answers_go_to_the_scope_of_the_request() {
+    let (mut net, (_, _)) = hosts(0);
+    net.wire.borrow_mut().ud.lost = [true; 2];
+    let at = net.at(1, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 100, PS_TCP).unwrap();
+        let local = CmAddress::Ip("[::]:7473".parse().unwrap());
+        engine.bind(world, channel, id, local).unwrap();
+        engine.listen(world, channel, id, 0).unwrap();
+        channel
+    });
+    let (own, peer) = ("fe80::1".parse().unwrap(), "[fe80::2%3]:4791");
+    let peer: SocketAddr = peer.parse().unwrap();
+    for (port, is_listener) in [(7473, true), (7474, false)] {
+        let initiator = ready(&mut net, port, 5);
+        net.connect(0, initiator, parameters(0x81_0003, 0, 0, b""));
+        let mut mad = parse(&net.wire.borrow().ud.last).unwrap();
+        let Message::Connect(request) = &mut mad.message else {
+            panic!("{mad}");
+        };
+        let path = &mut request.primary_path;
+        (path.local_gid, path.remote_gid) = (gid_of(peer.ip()), gid_of(own));
+        let mut bytes = [0; MAD_LEN];
+        mad.emit(&mut bytes);
+        net.at(1, |engine, world| {
+            let arrival = Arrival {
+                local: own,
+                remote: peer,
+            };
+            let number = engine.adapters.opened[&0].port;
+            engine.message_received(world, number, arrival, &bytes);
+        });
+        if is_listener {
+            let (id, _) = net.request(1, at);
+            net.at(1, |engine, world| engine.reject(world, at, id, b"no"))
+                .unwrap();
+        }
+        let last = parse(&net.wire.borrow().ud.last).unwrap().message;
+        assert!(matches!(last, Message::Reject(_)), "{port}");
+        assert_eq!(net.wire.borrow().ud.last_remote, Some(peer), "{port}");
+    }
+    net.wire.borrow_mut().ud.lost = [false; 2];
+    finish(net);
+}
+
+#[test]
+fn a_lost_device_ends_time_wait_later() {
+    let (mut net, (at, _)) = hosts(0);
+    let (initiator, _) = connected(&mut net, at);
+    net.at(0, |engine, world| {
+        engine.disconnect(world, initiator.0, initiator.1)
+    })
+    .unwrap();
+    assert_eq!(
+        net.take_events(0, initiator.0),
+        [(5, initiator.1, DISCONNECTED, 0)]
+    );
+    net.at(0, |engine, world| engine.device_lost(world, |_| true, |_| true));
+    assert_eq!(net.take_events(0, initiator.0), [(5, initiator.1, 11, 0)]);
+    net.advance(Duration::from_secs(60));
+    assert_eq!(
+        net.take_events(0, initiator.0),
+        [(5, initiator.1, TIMEWAIT_EXIT, 0)]
+    );
+    assert!(net.engines[0].queue_pairs.is_empty());
     finish(net);
 }

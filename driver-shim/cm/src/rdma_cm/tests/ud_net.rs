@@ -55,6 +55,8 @@ pub(super) struct UdWire {
     pub(super) sent: u32,
     /// The last message that was sent.
     pub(super) last: Vec<u8>,
+    /// Where it was sent to.
+    pub(super) last_remote: Option<SocketAddr>,
 }
 
 /// The address of a process that is a host of its own.
@@ -154,6 +156,7 @@ impl Wire {
         }
         self.ud.sent += 1;
         self.ud.last = bytes.to_vec();
+        self.ud.last_remote = Some(remote);
         let is_there = |at: &UdPort| {
             let family = usize::from(remote.is_ipv6());
             let device = self.ud.device_of(at.side, remote.ip());
