@@ -29,7 +29,7 @@ pub(crate) fn at_port(port: u16, server: &Program, client: &Program, limit: Dura
     let mut server = server.spawn();
     server.wait_until_listening(port);
     let client = client.run_for(limit);
-    if !client.ok() {
+    if !is_done(&client) {
         // The server may wait for ever for another client.
         return (server.stopped(), client);
     }

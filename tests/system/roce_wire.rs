@@ -477,7 +477,10 @@ fn programs_of_rdma_cm_connect() {
         "ib_read_lat -n 100",
     ] {
         let (server, client) = by_rdma_cm(&netns, line, "");
-        assert!(server.ok() && client.ok(), "{line}:\n{server}\n{client}");
+        assert!(
+            is_done(&server) && is_done(&client),
+            "{line}:\n{server}\n{client}"
+        );
     }
 }
 
