@@ -189,7 +189,7 @@ pub const OPTIONS: &[Opt] = &[
         key: "identity",
         takes: "iwarp or roce",
         help: "The kind of device that programs see: an iWARP RNIC, or a RoCE v2 NIC, for programs that accept nothing else. The wire is iWARP in \
-               both cases, and ends of both kinds connect to each other.",
+               both cases, unless `wire` says otherwise, and ends of both kinds connect to each other.",
         set: |c, text| Identity::named(text).map(|v| c.identity = v),
         show: |c| c.identity.name().to_owned(),
     },

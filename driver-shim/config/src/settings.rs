@@ -246,7 +246,8 @@ pub struct DeviceConfig {
 }
 
 choice! {
-    /// The kind of RDMA device that programs see. The wire is iWARP with both.
+    /// The kind of RDMA device that programs see. The wire is iWARP with both, unless `wire` says
+    /// otherwise.
     Identity {
         /// An iWARP RNIC.
         #[default]

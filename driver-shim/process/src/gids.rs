@@ -171,7 +171,7 @@ impl GidTable {
     }
 
     /// The largest path MTU (`enum ibv_mtu`) that this interface has room for: as Linux reports it
-    /// for a NIC of RoCE (`is_roce`), whose packets have headers beside it, or of iWARP.
+    /// for a NIC of RoCE (`is_roce`), whose packets have headers, too, or of iWARP.
     pub fn path_mtu(&self, is_roce: bool) -> u8 {
         path_mtu(self.mtu, is_roce)
     }

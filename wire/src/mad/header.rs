@@ -3,6 +3,7 @@
 
 use super::connect::ConnectRequest;
 use super::connection::{ConnectReply, DisconnectReply, DisconnectRequest, ReadyToUse, ReceiptAck};
+use super::ids::CommIds;
 use super::reject::{ConnectReject, REJECT_INFORMATION};
 use super::sidr::{ServiceReply, ServiceRequest};
 use core::fmt;
@@ -96,6 +97,19 @@ pub enum Message {
 }
 
 impl Message {
+    /// The numbers of both ends; `None` in messages that have not both.
+    pub fn ids(&self) -> Option<CommIds> {
+        match self {
+            Message::Receipt(message) => Some(message.ids),
+            Message::Reject(message) => Some(message.ids),
+            Message::ConnectReply(message) => Some(message.ids),
+            Message::Ready(message) => Some(message.ids),
+            Message::Disconnect(message) => Some(message.ids),
+            Message::DisconnectReply(message) => Some(message.ids),
+            Message::Connect(_) | Message::Request(_) | Message::Reply(_) => None,
+        }
+    }
+
     fn attribute(&self) -> u16 {
         match self {
             Message::Connect(_) => attribute::REQ,

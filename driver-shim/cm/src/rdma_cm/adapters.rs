@@ -34,8 +34,6 @@ pub(super) struct Adapter {
     pub(super) connections: Connections,
     /// The ids, by the number of the connection.
     pub(super) ids: HashMap<u32, u32>,
-    /// The IPv6 scope that messages without a number of this end go to, such as a REJ of a REQ.
-    pub(super) scope: u32,
 }
 
 impl fmt::Debug for Adapter {

@@ -79,7 +79,6 @@ impl Engine {
             port,
             connections: Connections::new(settings, Box::new(move || seeds.next())),
             ids: HashMap::new(),
-            scope: 0,
         };
         tracing::debug!("device {device}: connections by the messages of RoCE, port {port}");
         self.adapters.opened.insert(device, adapter);
@@ -169,22 +168,6 @@ impl Engine {
         self.carry_out_towards(world, device, Some(arrival.remote));
     }
 
-    /// Sends the messages, and tells the events, that a peer's message or a call about a connection
-    /// with this peer has caused.
-    pub(super) fn carry_out_towards(
-        &mut self,
-        world: &mut World<'_>,
-        device: u32,
-        remote: Option<SocketAddr>,
-    ) {
-        for scope in [remote.map_or(0, scope_of), 0] {
-            if let Some(adapter) = self.adapters.opened.get_mut(&device) {
-                adapter.scope = scope;
-            }
-            self.carry_out(world, device);
-        }
-    }
-
     /// The time has come to repeat messages of a device's connections, or to give up.
     pub(super) fn adapter_due(&mut self, world: &mut World<'_>, device: u32) {
         if let Some(adapter) = self.adapters.opened.get_mut(&device) {
@@ -195,11 +178,26 @@ impl Engine {
 
     /// Sends the messages, and tells the events, that connections of a device have caused.
     pub(super) fn carry_out(&mut self, world: &mut World<'_>, device: u32) {
+        self.carry_out_towards(world, device, None);
+    }
+
+    /// As [`carry_out`](Self::carry_out), after a peer's message, or a call about a connection with
+    /// this peer: messages that belong to no id, such as a REJ of a REQ, go to its IPv6 scope.
+    pub(super) fn carry_out_towards(
+        &mut self,
+        world: &mut World<'_>,
+        device: u32,
+        remote: Option<SocketAddr>,
+    ) {
+        let scope = remote.map_or(0, scope_of);
         while let Some(adapter) = self.adapters.opened.get_mut(&device)
             && let Some(output) = adapter.connections.next_output()
         {
             match output {
-                Output::Send(route, mad) => self.send_mad(world, device, route, &mad),
+                Output::Send(route, mad) => self.send_mad(world, (device, scope), route, &mad),
+                Output::Event(number, Event::Requested(requested)) => {
+                    self.requested_by_message(world, (device, number), scope, *requested);
+                }
                 Output::Event(number, event) => self.connection_event(world, (device, number), event),
             }
         }
@@ -209,14 +207,17 @@ impl Engine {
         }
     }
 
-    fn send_mad(&mut self, world: &mut World<'_>, device: u32, route: Route, mad: &Mad) {
+    fn send_mad(&mut self, world: &mut World<'_>, (device, scope): (u32, u32), route: Route, mad: &Mad) {
         let Some(adapter) = self.adapters.opened.get_mut(&device) else {
             return;
         };
-        let number = number_of(&mad.message);
+        let number = match &mad.message {
+            MadMessage::Connect(request) => request.local_comm_id,
+            message => message.ids().map_or(0, |ids| ids.local),
+        };
         let id = adapter.ids.get(&number).and_then(|handle| self.ids.get(handle));
         let traffic_class = id.map_or(0, |id| id.traffic_class);
-        let scope = id.and_then(|id| id.remote).map_or(adapter.scope, scope_of);
+        let scope = id.and_then(|id| id.remote).map_or(scope, scope_of);
         let remote = with_scope(route.remote, UDP_PORT, scope);
         let mut bytes = [0; MAD_LEN];
         mad.emit(&mut bytes);
@@ -340,31 +341,15 @@ fn is_attempt(state: crate::ib_cm::State) -> bool {
     matches!(state, Cm::ReqSent | Cm::ReqRcvd | Cm::RepSent | Cm::RepRcvd)
 }
 
-/// The number of the connection in a message of this end.
-fn number_of(message: &MadMessage) -> u32 {
-    match message {
-        MadMessage::Connect(request) => request.local_comm_id,
-        MadMessage::Receipt(receipt) => receipt.ids.local,
-        MadMessage::Reject(reject) => reject.ids.local,
-        MadMessage::ConnectReply(reply) => reply.ids.local,
-        MadMessage::Ready(ready) => ready.ids.local,
-        MadMessage::Disconnect(request) => request.ids.local,
-        MadMessage::DisconnectReply(reply) => reply.ids.local,
-        MadMessage::Request(_) | MadMessage::Reply(_) => 0,
-    }
-}
-
 impl Engine {
-    /// Something happened to a connection.
+    /// Something happened to a connection that an id has.
     fn connection_event(&mut self, world: &mut World<'_>, (device, number): (u32, u32), event: Event) {
-        if let Event::Requested(requested) = event {
-            return self.requested_by_message(world, (device, number), *requested);
-        }
         let adapter = self.adapters.opened.get(&device);
         let Some(handle) = adapter.and_then(|adapter| adapter.ids.get(&number).copied()) else {
             return;
         };
         match event {
+            // It has no id yet.
             Event::Requested(_) => {}
             Event::Accepted(accepted) => {
                 self.report(
@@ -412,14 +397,13 @@ impl Engine {
         &mut self,
         world: &mut World<'_>,
         (device, number): (u32, u32),
+        scope: u32,
         requested: Requested,
     ) {
         let Requested {
             route, service_id, ..
         } = requested;
         let listener = listener(&self.adapters, &self.ids, service_id, route.local);
-        let adapter = self.adapters.opened.get(&device);
-        let scope = adapter.map_or(0, |adapter| adapter.scope);
         let child = listener.and_then(|listener| {
             let id = self.ids.get(&listener)?;
             let local = SocketAddr::new(route.local, id.local?.port());

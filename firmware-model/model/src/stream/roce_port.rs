@@ -22,6 +22,7 @@ use super::descriptor::Descriptors;
 use super::same_host::PortNames;
 use super::{ANYWHERE, Network};
 use crate::counters::{Counter, Counters};
+use crate::sys::datagrams::scope_of;
 use crate::sys::thread_start::ThreadStart;
 use crate::tuning::DATAGRAM_RX_BATCHES;
 use members::{Members, Message, Passed, Recipient};
@@ -150,12 +151,8 @@ impl Inbox {
 
 /// Whether a packet from `source` is from the host of a peer.
 pub(crate) fn is_same_host(source: SocketAddr, peer: SocketAddr) -> bool {
-    let scope = |address| match address {
-        SocketAddr::V6(v6) => v6.scope_id(),
-        SocketAddr::V4(_) => 0,
-    };
     // A peer without a scope is on no particular network.
-    source.ip() == peer.ip() && [0, scope(source)].contains(&scope(peer))
+    source.ip() == peer.ip() && [0, scope_of(source)].contains(&scope_of(peer))
 }
 
 /// What came of the packets that were read.

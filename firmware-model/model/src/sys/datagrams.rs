@@ -276,6 +276,14 @@ fn mapped(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
+/// The IPv6 scope of an address.
+pub(crate) fn scope_of(address: SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V6(v6) => v6.scope_id(),
+        SocketAddr::V4(_) => 0,
+    }
+}
+
 /// Writes an address in the kernel's form for a socket of this family; returns its length.
 fn write_name(address: SocketAddr, ipv6: bool, name: &mut Name) -> usize {
     match address {
@@ -290,21 +298,15 @@ fn write_name(address: SocketAddr, ipv6: bool, name: &mut Name) -> usize {
             };
             name.write(&short)
         }
-        address => {
-            let scope = match address {
-                SocketAddr::V6(v6) => v6.scope_id(),
-                SocketAddr::V4(_) => 0,
-            };
-            name.write(&libc::sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                sin6_port: address.port().to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr {
-                    s6_addr: mapped(address.ip()).octets(),
-                },
-                sin6_scope_id: scope,
-            })
-        }
+        address => name.write(&libc::sockaddr_in6 {
+            sin6_family: libc::AF_INET6 as libc::sa_family_t,
+            sin6_port: address.port().to_be(),
+            sin6_flowinfo: 0,
+            sin6_addr: libc::in6_addr {
+                s6_addr: mapped(address.ip()).octets(),
+            },
+            sin6_scope_id: scope_of(address),
+        }),
     }
 }
 

@@ -10,6 +10,7 @@
 //! the own socket received is.
 
 use crate::stream::datagram::{Incoming, PACKET_ROOM};
+use crate::sys::datagrams::scope_of;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use urnic_device::stream::{ip_of, octets_of};
 use zerocopy::little_endian::{U16, U32};
@@ -38,16 +39,12 @@ struct Layout {
 
 /// The part of a message before the packet.
 pub(super) fn header(packet: &Incoming) -> [u8; HEADER_LEN] {
-    let scope = match packet.source {
-        SocketAddr::V6(v6) => v6.scope_id(),
-        SocketAddr::V4(_) => 0,
-    };
     zerocopy::transmute!(Layout {
         magic: MAGIC,
         port: packet.source.port().into(),
         traffic_class: packet.traffic_class,
         reserved: 0,
-        scope: scope.into(),
+        scope: scope_of(packet.source).into(),
         source: octets_of(packet.source.ip()),
         destination: octets_of(packet.destination),
     })

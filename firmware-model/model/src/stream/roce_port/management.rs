@@ -16,13 +16,8 @@ pub(super) fn recipient(packet: &[u8]) -> Option<Recipient> {
     let id = match mad::parse(datagram).ok()?.message {
         Message::Connect(request) => return Some(Recipient::of_service(request.service_id)),
         Message::Request(request) => return Some(Recipient::of_service(request.service_id)),
-        Message::Receipt(message) => message.ids.remote,
-        Message::Reject(message) => message.ids.remote,
-        Message::ConnectReply(message) => message.ids.remote,
-        Message::Ready(message) => message.ids.remote,
-        Message::Disconnect(message) => message.ids.remote,
-        Message::DisconnectReply(message) => message.ids.remote,
         Message::Reply(message) => message.request_id,
+        message => message.ids()?.remote,
     };
     Recipient::member((id >> 16) as u16)
 }

@@ -478,7 +478,7 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     arrived(service(0x0106_4000), &[1]);
     // The port space has no effect.
     arrived(service(0x0111_1000), &[0]);
-    // Whoever reads them answers them.
+    // The member that reads them answers them.
     arrived(service(0x0106_3000), &[0, 1]);
     arrived(ready(0x3000), &[0, 1]);
     drop(second);
