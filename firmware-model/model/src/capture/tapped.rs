@@ -290,19 +290,17 @@ impl DatagramWrapper for TappedSocket {
         Ok(taken)
     }
 
-    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool {
         let before = packets.len();
-        self.socket.receive(buffer, packets);
+        let is_full = self.socket.receive(buffer, packets);
         let port = self.socket.local().port();
         let room = self.socket.room();
         let arrived: Vec<_> = {
             let state = self.capture.shared.lock();
-            let arrived = packets[before..].iter().zip(buffer.chunks(room));
-            arrived
-                .filter(|(packet, _)| !state.senders.contains(&packet.source))
-                .collect()
+            let is_foreign = |packet: &&Incoming| !state.senders.contains(&packet.source);
+            packets[before..].iter().filter(is_foreign).collect()
         };
-        let captured = arrived.into_iter().map(|(packet, bytes)| {
+        let captured = arrived.into_iter().map(|packet| {
             let datagram = Datagram {
                 from: packet.source,
                 to: SocketAddr::new(packet.destination, port),
@@ -311,9 +309,11 @@ impl DatagramWrapper for TappedSocket {
                 identification: 0,
             };
             // A longer packet was cut to the room.
-            (datagram, &bytes[..packet.len.min(bytes.len())])
+            let len = packet.len.min(room);
+            (datagram, buffer.get(packet.at..packet.at + len).unwrap_or_default())
         });
         self.capture.datagrams(Way::In, captured);
+        is_full
     }
 }
 

@@ -58,15 +58,14 @@ impl Engine {
                 break;
             };
             incoming.clear();
-            let room = buffer.get_mut(..BATCH * PACKET_ROOM).unwrap_or_default();
-            let read = shared.receive(room, &mut incoming);
+            let read = shared.receive(buffer, &mut incoming);
             read.count(env.counters);
             env.counters.add(Counter::RxCalls, 1);
             for qid in read.woken {
                 env.effects.kick(qid, Requests::RECEIVE);
             }
-            for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
-                let Some(bytes) = place.get(..packet.len) else {
+            for packet in &incoming {
+                let Some(bytes) = packet.bytes(buffer) else {
                     env.counters.add(Counter::RxDatagramErrors, 1);
                     continue;
                 };
@@ -79,7 +78,7 @@ impl Engine {
             if let Err(Overflow) = self.recv_cq.flush(env) {
                 self.fail(QpFault::CqOverflow, env);
             }
-            more = incoming.len() == BATCH;
+            more = read.has_more;
             if !more || env.is_stopped() {
                 break;
             }
@@ -108,10 +107,10 @@ impl Engine {
                 refused(qid, errno, buffer.get(..len).unwrap_or_default(), env);
             }
             let room = buffer.get_mut(..most * PACKET_ROOM).unwrap_or_default();
-            socket.receive(room, &mut incoming);
+            let is_full = socket.receive(room, &mut incoming);
             env.counters.add(Counter::RxCalls, 1);
-            for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
-                let Some(bytes) = place.get(..packet.len) else {
+            for packet in &incoming {
+                let Some(bytes) = packet.bytes(buffer) else {
                     env.counters.add(Counter::RxDatagramErrors, 1);
                     continue;
                 };
@@ -123,8 +122,8 @@ impl Engine {
                 self.fail(QpFault::CqOverflow, env);
             }
             let has_more = self.source(source).is_some_and(|(socket, _)| socket.has_more());
-            more = incoming.len() == most || has_more;
-            full |= incoming.len() == BATCH;
+            more = is_full || has_more;
+            full |= is_full && most == BATCH;
             if !more || env.is_stopped() {
                 break;
             }

@@ -87,14 +87,16 @@ impl DatagramWrapper for FaultySocket {
         false
     }
 
-    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool {
         let before = packets.len();
+        let mut is_full = false;
         for _ in 0..MOST_LOST {
-            self.socket.receive(buffer, packets);
+            is_full = self.socket.receive(buffer, packets);
             if packets.len() == before || self.plan.port_down_for().is_none() {
                 break;
             }
             packets.truncate(before);
         }
+        is_full
     }
 }

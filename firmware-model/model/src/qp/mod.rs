@@ -541,7 +541,8 @@ impl Service {
     pub(crate) fn is_at_rest(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.is_at_rest(),
-            Service::Datagrams(_) | Service::Roce(_) => false,
+            Service::Datagrams(_) => false,
+            Service::Roce(engine) => engine.is_at_rest(),
         }
     }
 
@@ -571,18 +572,25 @@ impl Service {
         }
     }
 
+    /// Whether messages of the peer are processed that a confirmation, or RoCE's acknowledgement,
+    /// must still confirm.
     #[inline]
     pub(crate) fn owes_confirmation(&self) -> bool {
         match self {
             Service::Connected(engine) => engine.owes_confirmation(),
-            Service::Datagrams(_) | Service::Roce(_) => false,
+            Service::Datagrams(_) => false,
+            Service::Roce(engine) => engine.owes_acknowledgement(),
         }
     }
 
+    /// Lets the next [`transmit`](Self::transmit) confirm although no message is to be sent, if it
+    /// is time; `polled_again`: the program has polled since, and nothing more has arrived;
+    /// `is_drained`: nothing more has arrived. Returns whether it is time.
     pub(crate) fn confirm_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
         match self {
             Service::Connected(engine) => engine.confirm_alone(polled_again, is_drained),
-            Service::Datagrams(_) | Service::Roce(_) => false,
+            Service::Datagrams(_) => false,
+            Service::Roce(engine) => engine.acknowledge_alone(polled_again, is_drained),
         }
     }
 
@@ -679,7 +687,8 @@ impl Service {
     pub(crate) fn conclude(&mut self, env: &mut Env<'_>, stream: &mut dyn Stream) {
         match self {
             Service::Connected(engine) => engine.conclude(env, stream),
-            Service::Datagrams(_) | Service::Roce(_) => {}
+            Service::Datagrams(_) => {}
+            Service::Roce(engine) => engine.conclude(env),
         }
     }
 

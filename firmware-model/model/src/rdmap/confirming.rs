@@ -17,9 +17,12 @@
 //!
 //! The end of the background thread's work counts as a poll of the program. A message that is sent
 //! shows that the program answers: the next confirmations wait for a message again.
+//!
+//! [`ALONE_MANY`]: crate::tuning::ALONE_MANY
 
 use super::confirmation::ANY_STAG;
-use crate::tuning::{ALONE_MANY, CONFIRMED_BYTES, CONFIRMED_MESSAGES};
+use crate::transport::piggyback::Piggyback;
+use crate::tuning::{CONFIRMED_BYTES, CONFIRMED_MESSAGES};
 use urnic_wire::ddp::{TAGGED_LEN, TaggedHeader};
 use urnic_wire::rdmap::{Control, Opcode, ReadRequest};
 
@@ -71,10 +74,8 @@ pub(super) struct Confirming {
     processed: u64,
     /// The position in the last confirmation.
     confirmed: u64,
-    /// The next confirmation need not wait for a message.
-    alone: bool,
-    /// Confirmations in a row that waited for a message in vain, up to [`ALONE_MANY`].
-    in_vain: u32,
+    /// Whether the next confirmation waits for a message.
+    piggyback: Piggyback,
 }
 
 impl Confirming {
@@ -112,7 +113,7 @@ impl Confirming {
     /// Whether a confirmation is sent although no message is.
     #[inline]
     pub(super) fn is_alone(&self) -> bool {
-        self.alone
+        self.piggyback.is_alone()
     }
 
     /// Lets the confirmation go alone, if it is time; `polled_again`: the program has polled since,
@@ -120,17 +121,13 @@ impl Confirming {
     pub(super) fn go_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
         let bytes = self.processed - self.confirmed;
         let is_much = self.messages >= CONFIRMED_MESSAGES || bytes >= CONFIRMED_BYTES;
-        if polled_again && !self.alone {
-            self.in_vain = (self.in_vain + 1).min(ALONE_MANY);
-        }
-        self.alone |= polled_again || is_much || is_drained && self.in_vain == ALONE_MANY;
-        self.alone
+        self.piggyback.go_alone(is_much, polled_again, is_drained)
     }
 
     /// Notes that this end sends a message of its own.
     #[inline]
     pub(super) fn message_sent(&mut self) {
-        self.in_vain = 0;
+        self.piggyback.message_sent();
     }
 
     /// The position for a confirmation that is sent now, if one is owed.
@@ -139,7 +136,8 @@ impl Confirming {
         if !self.is_owed() {
             return None;
         }
-        (self.messages, self.confirmed, self.alone) = (0, self.processed, false);
+        (self.messages, self.confirmed) = (0, self.processed);
+        self.piggyback.is_sent();
         Some(self.processed)
     }
 }
@@ -147,6 +145,7 @@ impl Confirming {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuning::ALONE_MANY;
 
     fn owing() -> Confirming {
         let mut confirming = Confirming::default();

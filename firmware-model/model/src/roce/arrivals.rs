@@ -6,6 +6,7 @@ use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::{CompletionQueue, Overflow, ReceiveSource, RecvWqe};
 use crate::transport::Env;
 use crate::transport::completions::Completions;
+use crate::transport::piggyback::Piggyback;
 use crate::transport::placement::{Cursor, scatter};
 use std::sync::Arc;
 use urnic_device::cqe::CqeFlags;
@@ -26,7 +27,12 @@ pub(super) struct Arrivals {
     pub(super) receives: Receives,
     /// The remote rights of the queue pair.
     pub(super) access: Access,
+    /// Whether the acknowledgement waits for a message.
+    piggyback: Piggyback,
 }
+
+/// Packets of the peer that are acknowledged without waiting for a message to it.
+const ACKNOWLEDGED: u32 = 16;
 
 impl Arrivals {
     pub(super) fn new(rq: ReceiveSource, cq: Arc<CompletionQueue>) -> Arrivals {
@@ -42,6 +48,7 @@ impl Arrivals {
                 is_broken: false,
             },
             access: Access::empty(),
+            piggyback: Piggyback::default(),
         }
     }
 
@@ -111,9 +118,44 @@ impl Arrivals {
         env.counters.add(Counter::RxMessageDrops, drops);
     }
 
-    /// The next packet to send.
-    pub(super) fn transmit(&mut self) -> Option<Packet> {
-        self.machine.as_mut()?.reliable()?.transmit()
+    fn responder(&self) -> Option<&Responder> {
+        self.machine.as_ref()?.reliable()
+    }
+
+    fn responder_mut(&mut self) -> Option<&mut Responder> {
+        self.machine.as_mut()?.reliable_mut()
+    }
+
+    /// The next packet to send before requests.
+    pub(super) fn answer(&mut self) -> Option<Packet> {
+        self.responder_mut()?.answer()
+    }
+
+    /// The acknowledgement to send after requests: `with_others`, or if it need not wait for them.
+    pub(super) fn acknowledge(&mut self, with_others: bool) -> Option<Packet> {
+        if !with_others && !self.piggyback.is_alone() {
+            return None;
+        }
+        let packet = self.responder_mut()?.acknowledge()?;
+        self.piggyback.is_sent();
+        Some(packet)
+    }
+
+    /// Whether the peer is owed an acknowledgement, and nothing else.
+    pub(super) fn owes_only_acknowledgement(&self) -> bool {
+        self.responder().is_some_and(Responder::owes_only_acknowledgement)
+    }
+
+    /// Lets the acknowledgement go alone, as [`Piggyback::go_alone`].
+    pub(super) fn acknowledge_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
+        let packets = self.responder().map_or(0, Responder::unacknowledged);
+        self.piggyback
+            .go_alone(packets >= ACKNOWLEDGED, polled_again, is_drained)
+    }
+
+    /// A request is sent.
+    pub(super) fn request_sent(&mut self) {
+        self.piggyback.message_sent();
     }
 
     /// Copies the payload of a Read's response into `payload`. If the memory cannot be read any
@@ -125,7 +167,7 @@ impl Arrivals {
         // Each packet is checked: the key may have been revoked since.
         let read = window(&packet.data, Need::RemoteRead, self.access, env)
             .is_some_and(|window| window.copy_out(0, payload).is_ok());
-        if !read && let Some(machine) = self.machine.as_mut().and_then(Taking::reliable) {
+        if !read && let Some(machine) = self.responder_mut() {
             machine.refuse(packet, Fault::Access);
         }
         read
@@ -141,12 +183,9 @@ impl Arrivals {
         Some(QpFault::TerminateSent)
     }
 
-    /// Whether the peer has not been sent all that it is to get.
-    pub(super) fn has_packets(&self) -> bool {
-        match &self.machine {
-            Some(Taking::Reliable(machine)) => machine.has_packets(),
-            Some(Taking::Unreliable(..)) | None => false,
-        }
+    /// Whether [`answer`](Self::answer) has packets.
+    pub(super) fn has_answers(&self) -> bool {
+        self.responder().is_some_and(Responder::has_answers)
     }
 
     /// Completes the receives in error, in order.

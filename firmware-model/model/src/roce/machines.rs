@@ -172,6 +172,15 @@ impl Sending {
         }
     }
 
+    /// Whether [`transmit`](Self::transmit) has no packet until something arrives or is posted.
+    pub(super) fn is_waiting(&self) -> bool {
+        match self {
+            Sending::Reliable(requester) => requester.is_waiting(),
+            // What a run leaves has another run.
+            Sending::Unreliable { .. } => true,
+        }
+    }
+
     pub(super) fn deadline(&self) -> Option<Nanos> {
         match self {
             Sending::Reliable(requester) => requester.deadline().map(Nanos),
@@ -182,7 +191,15 @@ impl Sending {
 
 impl Taking {
     /// The machine of kind RC.
-    pub(super) fn reliable(&mut self) -> Option<&mut Responder> {
+    pub(super) fn reliable(&self) -> Option<&Responder> {
+        match self {
+            Taking::Reliable(responder) => Some(responder),
+            Taking::Unreliable(..) => None,
+        }
+    }
+
+    /// The same.
+    pub(super) fn reliable_mut(&mut self) -> Option<&mut Responder> {
         match self {
             Taking::Reliable(responder) => Some(responder),
             Taking::Unreliable(..) => None,

@@ -149,7 +149,10 @@ impl Engine {
             self.arrivals.access = access;
         }
         match change.state {
-            Some(Err) => self.fail(QpFault::Requested, env),
+            Some(Err) => {
+                self.conclude(env);
+                self.fail(QpFault::Requested, env);
+            }
             Some(state) => {
                 self.state = state;
                 self.requests.drain(state == Sqd);
@@ -175,15 +178,39 @@ impl Engine {
         outcome
     }
 
-    /// Takes all packets that have arrived.
+    /// Takes the packets that have arrived. What they cause is sent by [`transmit`](Self::transmit).
     pub(crate) fn receive(&mut self, env: &mut Env<'_>) -> RxOutcome {
         let outcome = self.take_in(env);
-        // What has arrived is acknowledged, once for all packets, and lets requests go on.
-        if self.is_open() && env.moved.received {
-            self.packets.transmit(&mut self.requests, &mut self.arrivals, env);
-        }
         self.settle(env);
         outcome
+    }
+
+    /// Whether [`transmit`](Self::transmit) would send nothing, or only an acknowledgement that may
+    /// wait for a message.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.state != QpState::Err && !self.arrivals.has_answers() && self.requests.is_waiting()
+    }
+
+    /// Whether the peer is owed an acknowledgement, which may wait for a message.
+    pub(crate) fn owes_acknowledgement(&self) -> bool {
+        self.is_open() && self.arrivals.owes_only_acknowledgement()
+    }
+
+    /// Lets the next [`transmit`](Self::transmit) send the acknowledgement although no message is to
+    /// be sent, if it is time; the arguments are those of `Service::confirm_alone`.
+    pub(crate) fn acknowledge_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
+        self.arrivals.acknowledge_alone(polled_again, is_drained)
+    }
+
+    /// Before this side ends: takes the packets that have arrived, and acknowledges them.
+    pub(crate) fn conclude(&mut self, env: &mut Env<'_>) {
+        if !self.is_open() || env.is_stopped() {
+            return;
+        }
+        self.take_in(env);
+        self.arrivals.acknowledge_alone(true, true);
+        self.packets.transmit(&mut self.requests, &mut self.arrivals, env);
+        self.settle(env);
     }
 
     fn is_open(&self) -> bool {
@@ -223,7 +250,7 @@ impl Engine {
             (Ok(Some(status)), Ok(())) => self.fail(fault_of(status), env),
             (Ok(None), Ok(())) => {
                 // The peer gets the reason first.
-                let is_told = self.packets.are_sent() && !self.arrivals.has_packets();
+                let is_told = self.packets.are_sent() && !self.arrivals.has_answers();
                 let fault = self.arrivals.fault().filter(|_| is_told);
                 if let Some(fault) = fault {
                     self.fail(fault, env);

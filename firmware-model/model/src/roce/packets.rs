@@ -1,13 +1,14 @@
 //! Packets on their way to and from the sockets.
 
 use super::arrivals::Arrivals;
+use super::machines::Outbound;
 use super::path::Path;
 use super::requests::Requests;
 use crate::counters::Counter;
 use crate::events::Requests as Work;
 use crate::llp::buffers::Buffer;
 use crate::stream;
-use crate::stream::datagram::{BATCH, Incoming, Outgoing, PACKET_ROOM, SEGMENTS_ROOM};
+use crate::stream::datagram::{Incoming, MAX_SEGMENTS, Outgoing, PACKET_ROOM, SEGMENTS_ROOM};
 use crate::stream::roce_port::{RocePort, Sources, is_same_host};
 use crate::transport::{Env, RxOutcome, TxOutcome};
 use crate::tuning::{DATAGRAM_RX_BATCHES, DATAGRAM_TX_BUDGET};
@@ -15,7 +16,7 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use urnic_roce::message::Mtu;
-use urnic_roce::responder::Arrival;
+use urnic_roce::responder::{self, Arrival};
 use urnic_wire::roce::{
     Body, DEFAULT_PKEY, Ends, Header, ICRC_LEN, UDP_PORT, parse_numbered, seal, seal_numbered, sealed_len,
 };
@@ -23,6 +24,11 @@ use urnic_wire::roce::{
 /// What the system says if it does not divide packets: an interface without checksums, or packets
 /// longer than its own.
 const UNDIVIDED: [Errno; 4] = [Errno::IO, Errno::INVAL, Errno::MSGSIZE, Errno::OPNOTSUPP];
+
+/// Packets that are made before some go to the system: as many as it divides.
+const STAGED: usize = MAX_SEGMENTS;
+/// Packets that are received in one run.
+const RUN: usize = 256;
 
 /// The sockets of a queue pair, and the packets that they have not taken.
 #[derive(Debug)]
@@ -45,8 +51,8 @@ impl Packets {
             port: Some(port),
             path: None,
             buffer: None,
-            outgoing: Vec::with_capacity(BATCH),
-            incoming: Vec::with_capacity(BATCH),
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
         }
     }
 
@@ -93,7 +99,8 @@ impl Packets {
         self.port.iter().filter_map(RocePort::descriptor)
     }
 
-    /// Sends what the two ends of the connection have to send, answers before requests.
+    /// Sends what the two ends of the connection have to send: answers, then requests, then the
+    /// acknowledgement, which is short enough to go as the last segment of a packet.
     pub(super) fn transmit(
         &mut self,
         requests: &mut Requests,
@@ -128,46 +135,62 @@ impl Packets {
         }
     }
 
-    /// Makes packets, as many as go to the kernel in one call.
+    /// Makes packets.
     fn stage(&mut self, path: &Path, requests: &mut Requests, arrivals: &mut Arrivals, env: &mut Env<'_>) {
         let mut buffer = self.buffer.take().unwrap_or_else(|| env.buffers.take());
-        while self.outgoing.len() < BATCH {
-            let at = self.outgoing.len() * PACKET_ROOM;
+        let ends = self.ends_on(path);
+        let mut at = 0;
+        while self.outgoing.len() < STAGED {
             let Some(room) = buffer.get_mut(at..at + PACKET_ROOM) else {
                 break;
             };
-            let made = match arrivals.transmit() {
-                Some(packet) => {
+            let made = match self.next(requests, arrivals, env) {
+                None => break,
+                Some(Next::Response(packet)) => {
                     let body = Body::Response(packet.response);
                     let header = Header::new(path.qpn, packet.psn, body);
                     let gather = |payload: &mut [u8]| arrivals.read(&packet, payload, env);
                     emit(&header, packet.data.length as usize, room, gather)
                 }
-                None => match requests.transmit(env.now.get()) {
-                    Some(packet) => {
-                        let (_, _, len) = packet.payload();
-                        let gather = |payload: &mut [u8]| requests.gather(&packet, payload, env);
-                        emit(&packet.header(path.qpn), len as usize, room, gather)
-                    }
-                    None => break,
-                },
+                Some(Next::Request(packet)) => {
+                    let (_, _, len) = packet.payload();
+                    let gather = |payload: &mut [u8]| requests.gather(&packet, payload, env);
+                    emit(&packet.header(path.qpn), len as usize, room, gather)
+                }
             };
             let Some(len) = made else { continue };
-            let ends = self.ends_on(path);
             let segment = match self.divides {
                 true => next_segment(&self.outgoing, sealed_len(len)),
                 false => 0,
             };
+            let len = seal_numbered(room, len, &ends, segment);
             self.outgoing.push(Outgoing {
                 at,
-                len: seal_numbered(room, len, &ends, segment),
+                len,
                 source: path.source,
                 destination: ends.destination,
                 traffic_class: path.traffic_class,
                 segment,
             });
+            at += len;
         }
         self.buffer = Some(buffer);
+    }
+
+    /// The next packet to make.
+    fn next(&self, requests: &mut Requests, arrivals: &mut Arrivals, env: &mut Env<'_>) -> Option<Next> {
+        if let Some(answer) = arrivals.answer() {
+            return Some(Next::Response(answer));
+        }
+        let staged = self.outgoing.len();
+        // Requests leave room for the acknowledgement.
+        if staged + 1 < STAGED
+            && let Some(request) = requests.transmit(env.now.get())
+        {
+            arrivals.request_sent();
+            return Some(Next::Request(request));
+        }
+        arrivals.acknowledge(staged > 0).map(Next::Response)
     }
 
     /// The ends that packets show.
@@ -281,18 +304,19 @@ impl Packets {
     ) -> RxOutcome {
         let mut buffer = env.buffers.take();
         let mut more = false;
+        let mut received = 0;
         for _ in 0..DATAGRAM_RX_BATCHES {
             let Some(port) = &mut self.port else { break };
             self.incoming.clear();
-            let room = buffer.get_mut(..BATCH * PACKET_ROOM).unwrap_or_default();
-            let read = port.receive(room, &mut self.incoming);
+            let read = port.receive(&mut buffer[..], &mut self.incoming);
             read.count(env.counters);
             env.counters.add(Counter::RxCalls, 1);
             for qid in read.woken {
                 env.effects.kick(qid, Work::RECEIVE);
             }
-            for (packet, place) in self.incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
-                let (Some(bytes), Some(path)) = (place.get(..packet.len), &self.path) else {
+            received += self.incoming.len();
+            for packet in &self.incoming {
+                let (Some(bytes), Some(path)) = (packet.bytes(&buffer[..]), &self.path) else {
                     env.counters.add(Counter::RxDatagramErrors, 1);
                     continue;
                 };
@@ -303,8 +327,9 @@ impl Packets {
                 };
                 each(bytes, &ends, path, env);
             }
-            more = self.incoming.len() == BATCH;
-            if !more || env.is_stopped() {
+            more = read.has_more;
+            // What has arrived is acknowledged in between.
+            if !more || received >= RUN || env.is_stopped() {
                 break;
             }
         }
@@ -314,6 +339,12 @@ impl Packets {
             false => RxOutcome::Drained,
         }
     }
+}
+
+/// A packet to make.
+enum Next {
+    Response(responder::Packet),
+    Request(Outbound),
 }
 
 /// The number of a packet of `len` bytes among the segments of the packet that ends `before`, or 0:
@@ -326,7 +357,8 @@ fn next_segment(before: &[Outgoing], len: usize) -> u16 {
     };
     // Only the last one may be shorter than the others.
     let segment = last.segment + 1;
-    let fits = usize::from(segment + 1) * head.len <= SEGMENTS_ROOM;
+    let count = usize::from(segment) + 1;
+    let fits = count <= MAX_SEGMENTS && count * head.len <= SEGMENTS_ROOM;
     match last.len == head.len && len <= head.len && fits {
         true => segment,
         false => 0,
@@ -404,18 +436,22 @@ mod tests {
     fn packets_that_the_system_does_not_divide_get_icrcs_of_their_own() {
         let mut buffer = vec![0; 3 * PACKET_ROOM];
         let mut packets = Vec::new();
-        for (index, room) in buffer.chunks_mut(PACKET_ROOM).enumerate() {
+        let mut at = 0;
+        for index in 0..3 {
+            let room = &mut buffer[at..];
             let body = Body::Request(Request::Transfer(Transfer::SendMiddle));
-            let len = Header::new(7, Psn::new(index as u32), body).emit(room, 9) + 9;
+            let len = Header::new(7, Psn::new(index), body).emit(room, 9) + 9;
             let segment = next_segment(&packets, sealed_len(len));
+            let len = seal_numbered(room, len, &ENDS, segment);
             packets.push(Outgoing {
-                at: index * PACKET_ROOM,
-                len: seal_numbered(room, len, &ENDS, segment),
+                at,
+                len,
                 source: IP,
                 destination: ENDS.destination,
                 traffic_class: 0,
                 segment,
             });
+            at += len;
         }
         let are_whole = |packets: &[Outgoing], buffer: &[u8]| -> Vec<bool> {
             let parses = |packet: &Outgoing| parse(&buffer[packet.at..][..packet.len], &ENDS).is_ok();

@@ -83,6 +83,11 @@ impl Requests {
         }
     }
 
+    /// Whether [`transmit`](Self::transmit) has no packet until something arrives or is posted.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.machine.as_ref().is_none_or(Sending::is_waiting)
+    }
+
     pub(super) fn deadline(&self) -> Option<Nanos> {
         self.machine.as_ref()?.deadline()
     }

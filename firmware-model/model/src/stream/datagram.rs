@@ -1,7 +1,7 @@
 //! UDP ports, which queue pairs of kind UD have instead of streams.
 
 pub use crate::sys::datagrams::{
-    BATCH, Incoming, LONG_ROOM, MAX_PAYLOAD, Outgoing, PACKET_ROOM, Refused, SEGMENTS_ROOM,
+    BATCH, Incoming, LONG_ROOM, MAX_PAYLOAD, MAX_SEGMENTS, Outgoing, PACKET_ROOM, Refused, SEGMENTS_ROOM,
 };
 
 use rustix::fd::BorrowedFd;
@@ -33,6 +33,9 @@ pub struct DatagramOptions {
     pub peer: Option<SocketAddr>,
     /// Packets that arrive are dropped.
     pub only_sends: bool,
+    /// Packets of one flow arrive together, in messages of up to [`LONG_ROOM`] bytes, where the
+    /// system can.
+    pub merged: bool,
 }
 
 impl DatagramOptions {
@@ -47,6 +50,7 @@ impl DatagramOptions {
         shared_by_user: false,
         peer: None,
         only_sends: false,
+        merged: false,
     };
 }
 
@@ -65,14 +69,15 @@ pub trait DatagramSocket: Send + Debug {
         false
     }
 
-    /// Bytes for each packet that arrives.
+    /// Bytes for each message that arrives: a packet, or several that the system has merged.
     fn room(&self) -> usize {
         PACKET_ROOM
     }
 
-    /// Takes packets that arrived into `buffer`, at most [`BATCH`] and as many as have
-    /// [room](Self::room) there; adds them to `packets`.
-    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
+    /// Takes messages that arrived into `buffer`, at most [`BATCH`] and as many as have
+    /// [room](Self::room) there; adds their packets to `packets`. Returns whether there were as
+    /// many.
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool;
 
     /// Whether another call of [`receive`](Self::receive) may find more, though the last one found
     /// less than had room.

@@ -6,7 +6,8 @@
 //! ports) to some member, which passes packets of others on ([`members`]). A member opens a socket
 //! for the flow of a connection ([`State::open_flow`]), which the kernel then prefers.
 //!
-//! Each reader of the port gives the packets of other queue pairs to their inboxes. Packets leave
+//! A queue pair takes its packets where it has read them. Each reader of the port gives the packets
+//! of other queue pairs to their inboxes. Packets leave
 //! by a socket of the queue pair, whose port differs, so that routers spread connections over
 //! paths. See docs/design/roce-wire.md.
 
@@ -17,7 +18,7 @@ mod ready;
 #[cfg(test)]
 mod tests;
 
-use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, PACKET_ROOM};
+use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, PACKET_ROOM};
 use super::descriptor::Descriptors;
 use super::same_host::PortNames;
 use super::{ANYWHERE, Network};
@@ -40,6 +41,11 @@ use urnic_wire::roce::{MULTICAST_QPN, UDP_PORT, destination_of};
 
 /// Packets that wait for a queue pair at most: as many as a peer may have in flight.
 const INBOX: usize = 1024;
+/// Packets that wait for the queue pairs of a device at most.
+const INBOXES: usize = 16 << 10;
+/// Messages that are read into inboxes in one call: each is a packet, or several that the system
+/// has merged.
+const MESSAGES: usize = 4;
 /// Sockets for single flows at most: the kernel may compare a packet with each of them.
 const FLOWS: usize = 16;
 /// Sockets for flows that a queue pair opens at most, because its peer's port changes.
@@ -50,12 +56,14 @@ const POLLS_PER_LOOK: u32 = 4;
 /// The sockets of the port.
 const PORT: DatagramOptions = DatagramOptions {
     by_udp: true,
+    merged: true,
     ..DatagramOptions::EXCLUSIVE
 };
 
 /// The sockets by which packets leave.
 const SENDER: DatagramOptions = DatagramOptions {
     only_sends: true,
+    merged: false,
     ..PORT
 };
 
@@ -74,6 +82,10 @@ struct State {
     open: Option<Open>,
     /// By the number of the queue pair on the wire.
     inboxes: HashMap<u32, Inbox>,
+    /// Packets in all of them.
+    waiting: usize,
+    /// Sockets of flows that no queue pair has any more.
+    closing: Vec<u32>,
     buffer: Vec<u8>,
     incoming: Vec<Incoming>,
     /// The number of polls.
@@ -138,9 +150,12 @@ impl Inbox {
         }
     }
 
-    fn put(&mut self, packet: &Incoming, bytes: &[u8], done: &mut Dispatched) {
-        match self.packets.len() < INBOX {
-            true => self.packets.push_back((*packet, bytes.into())),
+    fn put(&mut self, packet: &Incoming, bytes: &[u8], waiting: &mut usize, done: &mut Dispatched) {
+        match self.packets.len() < INBOX && *waiting < INBOXES {
+            true => {
+                self.packets.push_back((*packet, bytes.into()));
+                *waiting += 1;
+            }
             false => done.dropped += 1,
         }
         if !done.woken.contains(&self.qid) {
@@ -162,8 +177,11 @@ pub(crate) struct Dispatched {
     pub(crate) woken: Vec<u32>,
     /// Packets for no queue pair, or not from its peer.
     pub(crate) strange: u64,
-    /// Packets for queue pairs with full inboxes, or for other members that do not read.
+    /// Packets for queue pairs with full inboxes, or for other members that do not read, and those
+    /// that found no room in a socket.
     pub(crate) dropped: u64,
+    /// There may be more packets for the queue pair that reads.
+    pub(crate) has_more: bool,
 }
 
 impl Dispatched {
@@ -251,7 +269,7 @@ impl Open {
         Some(flow)
     }
 
-    /// Closes a flow's socket. Other members lose the packets in it.
+    /// Closes a flow's socket. The packets in it are lost.
     fn close_flow(&mut self, socket: u32) {
         self.flows.retain(|flow| flow.socket != socket);
         self.sockets.remove(&socket);
@@ -279,7 +297,7 @@ impl State {
         let mut found = false;
         for source in open.ready.take() {
             found |= match source {
-                Source::Socket(id) => self.read(id, done),
+                Source::Socket(id) => self.read(id, done).is_some(),
                 Source::Member(id) => self.read_member(id, done),
                 Source::Listener(id) => self.accept(id),
             };
@@ -298,24 +316,43 @@ impl State {
         }
     }
 
-    /// Reads a batch of a socket into inboxes; returns whether there is such a socket.
-    fn read(&mut self, socket: u32, done: &mut Dispatched) -> bool {
-        let open = self.open.as_mut();
-        let Some(socket) = open.and_then(|open| open.sockets.get_mut(&socket)) else {
-            return false;
-        };
+    /// Reads a batch of a socket into inboxes. Returns whether there may be more; none if there is no
+    /// such socket.
+    fn read(&mut self, socket: u32, done: &mut Dispatched) -> Option<bool> {
         let (mut buffer, mut incoming) = (mem::take(&mut self.buffer), mem::take(&mut self.incoming));
-        buffer.resize(BATCH * PACKET_ROOM, 0);
-        incoming.clear();
-        socket.receive(&mut buffer, &mut incoming);
-        for (packet, place) in incoming.iter().zip(buffer.chunks(PACKET_ROOM)) {
-            match place.get(..packet.len) {
-                Some(bytes) => self.arrived(packet, bytes, Way::BySocket, done),
-                None => done.strange += 1,
-            }
-        }
+        buffer.resize(MESSAGES * LONG_ROOM, 0);
+        let read = self.read_for(None, socket, (&mut buffer, &mut incoming), done);
         (self.buffer, self.incoming) = (buffer, incoming);
-        true
+        read
+    }
+
+    /// Reads a batch of a socket into `buffer`. The packets for queue pair `reader` are in `incoming`
+    /// afterwards, those of others in inboxes. Returns whether there may be more; none if there is
+    /// no such socket.
+    fn read_for(
+        &mut self,
+        reader: Option<u32>,
+        socket: u32,
+        (buffer, incoming): (&mut [u8], &mut Vec<Incoming>),
+        done: &mut Dispatched,
+    ) -> Option<bool> {
+        let socket = self.open.as_mut()?.sockets.get_mut(&socket)?;
+        incoming.clear();
+        let is_full = socket.receive(buffer, incoming);
+        // A buffer that was full held more than a batch.
+        if is_full {
+            done.dropped += u64::from(socket.dropped());
+        }
+        incoming.retain(|packet| match packet.bytes(buffer) {
+            Some(bytes) if bytes.len() <= PACKET_ROOM => {
+                self.arrived(packet, bytes, (Way::BySocket, reader), done)
+            }
+            _ => {
+                done.strange += 1;
+                false
+            }
+        });
+        Some(is_full)
     }
 
     /// Reads a batch of packets that another member has passed on; returns whether there is a
@@ -326,12 +363,14 @@ impl State {
             return false;
         }
         let mut buffer = mem::take(&mut self.buffer);
-        buffer.resize(BATCH * PACKET_ROOM, 0);
+        buffer.resize(MESSAGES * LONG_ROOM, 0);
         for _ in 0..BATCH {
             let members = self.open.as_mut().and_then(|open| open.members.as_mut());
             let Some(members) = members else { break };
             match members.receive(id, &mut buffer) {
-                Message::Packet(packet, bytes) => self.arrived(&packet, bytes, Way::Passed, done),
+                Message::Packet(packet, bytes) => {
+                    self.arrived(&packet, bytes, (Way::Passed, None), done);
+                }
                 Message::Nothing | Message::End => break,
             }
         }
@@ -339,48 +378,62 @@ impl State {
         true
     }
 
-    /// Puts a packet into the inbox of its queue pair, or passes it on to its member.
-    fn arrived(&mut self, packet: &Incoming, bytes: &[u8], way: Way, done: &mut Dispatched) {
+    /// Puts a packet into the inbox of its queue pair, or passes it on to its member. Returns whether
+    /// it is for `reader`, which takes it.
+    fn arrived(
+        &mut self,
+        packet: &Incoming,
+        bytes: &[u8],
+        (way, reader): (Way, Option<u32>),
+        done: &mut Dispatched,
+    ) -> bool {
         let Some(qpn) = destination_of(bytes) else {
             done.strange += 1;
-            return;
+            return false;
         };
         let is_multicast = packet.destination.is_multicast();
         if is_multicast && qpn == MULTICAST_QPN {
             // Each member has a copy of its own.
             let is_in = |inbox: &&mut Inbox| inbox.groups.contains(&packet.destination);
             let inboxes = self.inboxes.values_mut().filter(is_in);
-            inboxes.for_each(|inbox| inbox.put(packet, bytes, done));
-            return;
+            inboxes.for_each(|inbox| inbox.put(packet, bytes, &mut self.waiting, done));
+            return false;
         }
         if !is_multicast && !forwarded::can_be_passed(packet) {
             done.strange += 1;
-            return;
+            return false;
         }
         let is_management = qpn == MANAGEMENT_QPN;
-        if way == Way::BySocket && !is_multicast && (is_management || !self.inboxes.contains_key(&qpn)) {
+        let inbox = self.inboxes.get_mut(&qpn);
+        if way == Way::BySocket && !is_multicast && (is_management || inbox.is_none()) {
             let recipient = match is_management {
                 true => management::recipient(bytes),
                 false => Recipient::member((qpn >> 8) as u16),
             };
             match recipient.map_or(Passed::Nobody, |to| self.pass(to, packet, bytes)) {
-                Passed::On => return,
+                Passed::On => return false,
                 // An answer that there is no such connection would be final.
                 Passed::Full | Passed::Unknown => {
                     done.dropped += 1;
-                    return;
+                    return false;
                 }
                 // Queue pair 1 says that there is no such service, or connection.
                 Passed::Nobody => {}
             }
         }
-        match self.inboxes.get_mut(&qpn).filter(|inbox| inbox.keeps(packet)) {
-            Some(inbox) => {
-                inbox.put(packet, bytes, done);
-                self.open_flow(qpn, packet, way);
-            }
-            None => done.strange += 1,
+        let inbox = self.inboxes.get_mut(&qpn);
+        let Some(inbox) = inbox.filter(|inbox| inbox.keeps(packet)) else {
+            done.strange += 1;
+            return false;
+        };
+        let is_readers = reader == Some(qpn);
+        if !is_readers {
+            inbox.put(packet, bytes, &mut self.waiting, done);
         }
+        if inbox.flow.is_none_or(|flow| flow.peer != packet.source) {
+            self.open_flow(qpn, packet, way);
+        }
+        is_readers
     }
 
     /// Passes a packet on. This member's own names are nobody.
@@ -398,11 +451,10 @@ impl State {
         let (Some(open), Some(inbox)) = (&mut self.open, self.inboxes.get_mut(&qpn)) else {
             return;
         };
-        let is_open = inbox.flow.is_some_and(|flow| flow.peer == packet.source);
         let is_shared = open.members.is_some();
         let is_wanted = is_shared && (way == Way::Passed || inbox.flow.is_none());
         let is_of_peer = matches!(inbox.from, Sources::Peer(..));
-        if is_open || !is_wanted || !is_of_peer || inbox.moves == 0 {
+        if !is_wanted || !is_of_peer || inbox.moves == 0 {
             return;
         }
         // One that fails counts, too.
@@ -414,20 +466,36 @@ impl State {
         }
     }
 
-    /// Closes the socket of a flow that no queue pair has any more.
+    /// The socket of a flow is to be closed if no queue pair has it any more.
     fn release(&mut self, flow: Option<Flow>) {
         let Some(Flow { socket, .. }) = flow else { return };
-        let has = |inbox: &Inbox| inbox.flow.is_some_and(|flow| flow.socket == socket);
-        if let Some(open) = &mut self.open
-            && !self.inboxes.values().any(has)
-        {
-            open.close_flow(socket);
+        if !self.has_flow(socket) {
+            self.closing.push(socket);
         }
     }
 
-    /// Reads for queue pair `qpn`, whose inbox is empty: its own socket, and now and then all that
-    /// is ready, for the other queue pairs.
-    fn poll(&mut self, qpn: u32, done: &mut Dispatched) {
+    fn has_flow(&self, socket: u32) -> bool {
+        let has = |inbox: &Inbox| inbox.flow.is_some_and(|flow| flow.socket == socket);
+        self.inboxes.values().any(has)
+    }
+
+    /// Closes the sockets of flows that no queue pair has any more, after their packets are read,
+    /// which may be for other queue pairs and members.
+    fn close_flows(&mut self, done: &mut Dispatched) {
+        while let Some(socket) = self.closing.pop() {
+            let _ = (0..DATAGRAM_RX_BATCHES).all(|_| self.read(socket, done) == Some(true));
+            let is_taken_again = self.has_flow(socket);
+            if let Some(open) = &mut self.open
+                && !is_taken_again
+            {
+                open.close_flow(socket);
+            }
+        }
+    }
+
+    /// Reads for queue pair `qpn`, whose inbox is empty: its own socket into `place`, and now and
+    /// then all that is ready, for the other queue pairs.
+    fn poll(&mut self, qpn: u32, place: (&mut [u8], &mut Vec<Incoming>), done: &mut Dispatched) {
         let Some((open, inbox)) = self.open.as_mut().zip(self.inboxes.get(&qpn)) else {
             return;
         };
@@ -440,7 +508,7 @@ impl State {
             members.begin();
         }
         if let Some(socket) = socket {
-            self.read(socket, done);
+            done.has_more = self.read_for(Some(qpn), socket, place, done).unwrap_or(false);
         }
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(POLLS_PER_LOOK) {
@@ -548,6 +616,7 @@ impl RocePorts {
         let mut done = Dispatched::default();
         // Queue pairs that poll have their turn in between.
         let more = (0..DATAGRAM_RX_BATCHES).all(|_| self.state.lock().look(&mut done));
+        self.state.lock().close_flows(&mut done);
         (done, more)
     }
 }
@@ -586,6 +655,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let v6 = ("[fe80::1%3]:5000", "fe80::2");
     let seed = |(source, destination): (&str, &str)| {
         let packet = Incoming {
+            at: 0,
             len: 300,
             source: source.parse().ok()?,
             destination: destination.parse().ok()?,
@@ -614,8 +684,9 @@ impl RocePort {
         if let Some(inbox) = state.inboxes.get_mut(&self.qpn) {
             inbox.from = from;
             inbox.moves = MOVES;
-            inbox.packets.clear();
+            let dropped = mem::take(&mut inbox.packets).len();
             let flow = inbox.flow.take();
+            state.waiting -= dropped;
             state.release(flow);
         }
     }
@@ -652,29 +723,35 @@ impl RocePort {
         self.own.descriptor()
     }
 
-    /// Takes the packets for the queue pair that have arrived, as many as have [`PACKET_ROOM`] in
-    /// `buffer`; returns what came of packets that were read for it, with the other queue pairs
-    /// that got some.
+    /// Takes packets for the queue pair that have arrived into `buffer`, and adds them to
+    /// `packets`, which is empty. Returns what came of packets that were read for it, with the other
+    /// queue pairs that got some.
     pub(crate) fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> Dispatched {
         let mut done = Dispatched::default();
         let mut state = self.ports.state.lock();
         let inbox = state.inboxes.get(&self.qpn);
         if inbox.is_none_or(|inbox| inbox.packets.is_empty()) {
-            state.poll(self.qpn, &mut done);
+            state.poll(self.qpn, (&mut *buffer, &mut *packets), &mut done);
+            state.close_flows(&mut done);
         }
-        let Some(inbox) = state.inboxes.get_mut(&self.qpn) else {
+        let State { inboxes, waiting, .. } = &mut *state;
+        let Some(inbox) = inboxes.get_mut(&self.qpn) else {
             return done;
         };
         done.woken.retain(|qid| *qid != inbox.qid);
-        for place in buffer.chunks_exact_mut(PACKET_ROOM) {
-            let Some((packet, bytes)) = inbox.packets.pop_front() else {
-                break;
-            };
-            if let Some(place) = place.get_mut(..bytes.len()) {
-                place.copy_from_slice(&bytes);
-                packets.push(packet);
+        if packets.is_empty() {
+            for (at, place) in (0..).step_by(PACKET_ROOM).zip(buffer.chunks_exact_mut(PACKET_ROOM)) {
+                let Some((packet, bytes)) = inbox.packets.pop_front() else {
+                    break;
+                };
+                *waiting -= 1;
+                if let Some(place) = place.get_mut(..bytes.len()) {
+                    place.copy_from_slice(&bytes);
+                    packets.push(Incoming { at, ..packet });
+                }
             }
         }
+        done.has_more |= !inbox.packets.is_empty();
         done
     }
 }
@@ -683,8 +760,10 @@ impl Drop for RocePort {
     /// The port is free for others after the last queue pair.
     fn drop(&mut self) {
         let mut state = self.ports.state.lock();
-        let inbox = state.inboxes.remove(&self.qpn);
-        state.release(inbox.and_then(|inbox| inbox.flow));
+        if let Some(inbox) = state.inboxes.remove(&self.qpn) {
+            state.waiting -= inbox.packets.len();
+            state.release(inbox.flow);
+        }
         if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut())
             && let Some(name) = self.name
         {
@@ -698,6 +777,7 @@ impl Drop for RocePort {
                 let _ = (0..DATAGRAM_RX_BATCHES).all(|_| state.look(&mut done));
             }
             state.open = None;
+            state.closing.clear();
         }
     }
 }

@@ -4,7 +4,7 @@
 //! so that the kernel sends IPv4 identification 0, which the ICRC covers. The source address of
 //! each packet is given with it.
 
-use super::datagram::{DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, Outgoing, PACKET_ROOM, Refused};
+use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, Outgoing, PACKET_ROOM, Refused};
 use super::descriptor::{Descriptor, Descriptors};
 use super::same_host::{DatagramPort, DatagramRings};
 use super::{ANYWHERE, family, plain};
@@ -26,7 +26,7 @@ struct UdpSocket {
     local: SocketAddr,
     /// The system returns packets that did not arrive (`IP_RECVERR`).
     reports_refused: bool,
-    /// Bytes for a packet that arrives.
+    /// Bytes for a message that arrives.
     room: usize,
     /// Packets that found no room, as counted by the system at the last query.
     drops: u32,
@@ -69,7 +69,7 @@ pub(super) fn bind(
         ipv6,
         local,
         reports_refused: options.reports_refused,
-        room: if options.long_packets {
+        room: if options.long_packets || options.merged {
             LONG_ROOM
         } else {
             PACKET_ROOM
@@ -118,6 +118,10 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
     if options.only_sends {
         datagrams::keep_nothing(socket.as_fd())?;
     }
+    // An older system gives them one by one.
+    if options.merged && let Err(errno) = datagrams::merge(socket.as_fd()) {
+        tracing::debug!(%errno, "packets are not merged by the system");
+    }
     net::bind(&socket, &local)?;
     if let Some(peer) = options.peer {
         net::connect(&socket, &peer)?;
@@ -161,21 +165,20 @@ impl DatagramSocket for UdpSocket {
         true
     }
 
-    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
-        self.unread = self
-            .rings
-            .as_mut()
-            .is_some_and(|rings| rings.receive(buffer, packets));
-        if self.unread {
-            return;
-        }
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool {
         let before = packets.len();
+        let from_rings = self.rings.as_mut().map(|rings| rings.receive(buffer, packets));
+        self.unread = from_rings == Some(true);
+        if self.unread {
+            return packets.len() - before == BATCH.min(buffer.len() / PACKET_ROOM);
+        }
         let one_by_one = self.rings.as_mut().is_some_and(DatagramPort::has_data);
         let room = match one_by_one {
             true => buffer.get_mut(..self.room).unwrap_or_default(),
             false => buffer,
         };
-        if let Err(errno) = datagrams::receive(self.socket.as_fd(), (room, self.room), packets)
+        let read = datagrams::receive(self.socket.as_fd(), (room, self.room), packets);
+        if let Err(errno) = read
             && errno != Errno::AGAIN
         {
             tracing::debug!(%errno, "a UDP port reports an error");
@@ -186,6 +189,7 @@ impl DatagramSocket for UdpSocket {
                 Some(arrived) => rings.arrived(arrived),
             }
         }
+        read.unwrap_or(false)
     }
 
     fn room(&self) -> usize {

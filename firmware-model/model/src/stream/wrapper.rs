@@ -220,7 +220,7 @@ pub(crate) trait DatagramWrapper: Send + Debug {
     }
 
     /// As [`DatagramSocket::receive`].
-    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>);
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool;
 }
 
 impl<W: DatagramWrapper> DatagramSocket for W {
@@ -228,8 +228,8 @@ impl<W: DatagramWrapper> DatagramSocket for W {
         DatagramWrapper::send(self, buffer, packets)
     }
 
-    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
-        DatagramWrapper::receive(self, buffer, packets);
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool {
+        DatagramWrapper::receive(self, buffer, packets)
     }
 
     fn divides(&self) -> bool {

@@ -4,7 +4,7 @@ use super::control::{Control, append, control_messages};
 use super::{get, last_errno, set};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 use urnic_sys::{Numbers, Plain, Unpadded};
@@ -16,8 +16,11 @@ pub const MAX_PAYLOAD: usize = 4096;
 pub const PACKET_ROOM: usize = (MAX_HEADER_LEN + MAX_PAYLOAD + MAX_TRAILER_LEN).next_multiple_of(64);
 /// Bytes for a packet of any length.
 pub const LONG_ROOM: usize = 64 << 10;
-/// Packets that go to or come from the kernel in one call.
+/// Messages that go to or come from the kernel in one call. Each is a packet, or has the segments
+/// of several.
 pub const BATCH: usize = 16;
+/// Segments of a packet at most (linux/udp.h: UDP_MAX_SEGMENTS; newer kernels take more).
+pub const MAX_SEGMENTS: usize = 64;
 
 /// A packet to be sent.
 #[derive(Debug, Clone, Copy)]
@@ -34,8 +37,8 @@ pub struct Outgoing {
     pub traffic_class: u8,
     /// 0 begins a packet of the kernel. Those with 1, 2 and so on that follow are its further
     /// segments, which the network makes packets of (UDP GSO): they have the addresses and the
-    /// length of the first, or the last one is shorter. This is the identification in the IPv4
-    /// header.
+    /// length of the first, or the last one is shorter, and each begins where the one before it
+    /// ends. This is the identification in the IPv4 header.
     pub segment: u16,
 }
 
@@ -45,8 +48,9 @@ pub const SEGMENTS_ROOM: usize = 65_000;
 /// A packet that was received.
 #[derive(Debug, Clone, Copy)]
 pub struct Incoming {
-    /// Its length in bytes; the packet at index n of a batch begins n times the room of a packet
-    /// into the buffer.
+    /// Where it begins in the buffer.
+    pub at: usize,
+    /// Its length in bytes; more than the buffer has for one that was cut.
     pub len: usize,
     /// The source address of the packet.
     pub source: SocketAddr,
@@ -54,6 +58,13 @@ pub struct Incoming {
     pub destination: IpAddr,
     /// The IP header's traffic class.
     pub traffic_class: u8,
+}
+
+impl Incoming {
+    /// Its bytes in the buffer; none if it was cut.
+    pub fn bytes<'b>(&self, buffer: &'b [u8]) -> Option<&'b [u8]> {
+        buffer.get(self.at..self.at.checked_add(self.len)?)
+    }
 }
 
 /// Makes a socket report the destination and the traffic class of packets, and send without
@@ -91,6 +102,11 @@ pub(crate) fn hear_all_groups(socket: BorrowedFd<'_>, ipv6: bool) -> Result<(), 
     }
     // Also for an IPv6 socket: it may carry IPv4.
     set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 1)
+}
+
+/// Makes the system give packets of one flow and one length together (UDP GRO).
+pub(crate) fn merge(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)
 }
 
 /// Makes a socket send a packet in fragments that is longer than the path's MTU, as far as the
@@ -399,18 +415,12 @@ pub(crate) fn send(
     let mut places: Batch<Place> = batch();
     let mut extents: Batch<libc::iovec> = batch();
     let mut headers: Batch<libc::mmsghdr> = batch();
-    let packets = packets.get(..BATCH).unwrap_or(packets);
-    let mut left = &mut extents[..];
     let mut count = 0;
     let runs = packets.chunk_by(|_, next| next.segment != 0);
-    for ((place, header), run) in places.iter_mut().zip(&mut headers).zip(runs) {
-        let (own, rest) = mem::take(&mut left).split_at_mut(run.len());
-        for (packet, to) in run.iter().zip(&mut *own) {
-            let bytes = buffer
-                .get(packet.at..packet.at + packet.len)
-                .ok_or(Errno::INVAL)?;
-            to.write(extent(bytes.as_ptr().cast_mut(), bytes.len()));
-        }
+    let slots = places.iter_mut().zip(extents.chunks_mut(1)).zip(&mut headers);
+    for (((place, bytes), header), run) in slots.zip(runs) {
+        let run_bytes = bytes_of(run, buffer).ok_or(Errno::INVAL)?;
+        bytes[0].write(extent(run_bytes.as_ptr().cast_mut(), run_bytes.len()));
         let place = place.write(Place {
             name: Name::UNSET,
             control: Control::EMPTY,
@@ -428,8 +438,7 @@ pub(crate) fn send(
                 &len.to_ne_bytes(),
             );
         }
-        header.write(message(place, own, name_len, control_len));
-        left = rest;
+        header.write(message(place, bytes, name_len, control_len));
         count += 1;
     }
     let packets_in = |messages: usize| {
@@ -460,8 +469,19 @@ pub(crate) fn send(
     Ok(packets_in(done))
 }
 
-/// Receives packets with one call, at most [`BATCH`] and as many as have room, which is `room`
-/// bytes of `buffer` each.
+/// The bytes of a packet and its segments.
+fn bytes_of<'b>(run: &[Outgoing], buffer: &'b [u8]) -> Option<&'b [u8]> {
+    let begin = run.first()?.at;
+    let mut end = begin;
+    for packet in run {
+        end = (packet.at == end).then_some(end + packet.len)?;
+    }
+    buffer.get(begin..end)
+}
+
+/// Receives messages with one call, at most [`BATCH`] and as many as have room, which is `room`
+/// bytes of `buffer` each; returns whether there were as many. A message is a packet, or several
+/// that the system has merged ([`merge`]).
 ///
 /// # Errors
 /// `EAGAIN` when there is none; those of recvmmsg(2).
@@ -469,7 +489,7 @@ pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     (buffer, room): (&mut [u8], usize),
     packets: &mut Vec<Incoming>,
-) -> Result<(), Errno> {
+) -> Result<bool, Errno> {
     let mut places: Batch<Place> = batch();
     let mut extents: Batch<libc::iovec> = batch();
     let mut headers: Batch<libc::mmsghdr> = batch();
@@ -498,25 +518,50 @@ pub(crate) fn receive(
         )
     };
     let done = usize::try_from(done).map_err(|_| last_errno())?;
-    for (place, header) in places.iter().zip(&headers).take(done.min(count)) {
+    let written = places.iter().zip(&headers).take(done.min(count));
+    for ((place, header), at) in written.zip((0..).step_by(room)) {
         // SAFETY: the first `count` places and headers are written.
         let (place, header) = unsafe { (place.assume_init_ref(), header.assume_init_ref()) };
-        let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
         let used = place.control.0.get(..header.msg_hdr.msg_controllen as _);
         let control = used.unwrap_or_default();
-        packets.push(Incoming {
-            // No datagram is as long as this.
-            len: if truncated {
-                usize::MAX
-            } else {
-                header.msg_len as usize
-            },
+        let packet = Incoming {
+            at,
+            len: header.msg_len as usize,
             source: read_name(&place.name),
             destination: destination(control).unwrap_or(Ipv6Addr::UNSPECIFIED.into()),
             traffic_class: traffic_class(control),
-        });
+        };
+        let was_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        match segment_len(control) {
+            // No buffer has so many bytes.
+            _ if was_cut => packets.push(Incoming {
+                len: usize::MAX,
+                ..packet
+            }),
+            Some(len) => packets.extend(segments(packet, len)),
+            None => packets.push(packet),
+        }
     }
-    Ok(())
+    Ok(done == count)
+}
+
+/// The packets of one length, the last of which may be shorter, that are in the place of `whole`.
+fn segments(whole: Incoming, len: usize) -> impl Iterator<Item = Incoming> {
+    let end = whole.at + whole.len;
+    (whole.at..end).step_by(len).map(move |at| Incoming {
+        at,
+        len: len.min(end - at),
+        ..whole
+    })
+}
+
+/// The length of the packets in a message that has several.
+fn segment_len(control: &[u8]) -> Option<usize> {
+    let len = control_messages(control).find_map(|message| match message {
+        (libc::SOL_UDP, libc::UDP_GRO, value) => value.first_chunk(),
+        _ => None,
+    })?;
+    usize::try_from(i32::from_ne_bytes(*len)).ok().filter(|len| *len > 0)
 }
 
 /// The traffic class in the control messages of a received packet.

@@ -11,6 +11,7 @@
 
 pub(crate) mod completions;
 mod params;
+pub(crate) mod piggyback;
 pub(crate) mod placement;
 
 pub use params::{Env, Identity, Moved, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};

@@ -175,6 +175,15 @@ impl Requester {
         })
     }
 
+    /// Whether [`transmit`](Self::transmit) has no packet until something arrives, the timer expires,
+    /// or a message is posted. It may have none otherwise, too.
+    pub fn is_waiting(&self) -> bool {
+        self.failed.is_some()
+            || matches!(self.timer, Timer::ReceiverNotReady(_))
+            || self.next >= self.end
+            || self.next - self.acknowledged >= u64::from(self.window.size())
+    }
+
     /// How many packets of response the next request of a Read or atomic operation asks for; none
     /// if it cannot be sent now, for lack of a resource of the responder or of room in the window.
     fn part(&mut self, posted: &Posted, room: u64) -> Option<u64> {

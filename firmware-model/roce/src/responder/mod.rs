@@ -175,26 +175,39 @@ impl Responder {
     /// The next packet to send: none until something arrives. The caller reads the memory of the
     /// packet's payload, or calls [`refuse`](Self::refuse).
     pub fn transmit(&mut self) -> Option<Packet> {
+        self.answer().or_else(|| self.acknowledge())
+    }
+
+    /// The next packet to send, as [`transmit`](Self::transmit) has it, but no acknowledgement of
+    /// Sends and Writes.
+    pub fn answer(&mut self) -> Option<Packet> {
         if let Some(packet) = self.answers.next(self.attributes.mtu) {
             return Some(packet);
         }
-        let acknowledge = |psn, syndrome, msn| Packet {
+        let (psn, syndrome) = self.nak.take()?;
+        // It acknowledges the packets before it.
+        self.acknowledged();
+        Some(self.acknowledgement(psn, syndrome))
+    }
+
+    /// The acknowledgement of Sends and Writes, if it is due and no answer is to be sent before.
+    pub fn acknowledge(&mut self) -> Option<Packet> {
+        if !self.owes_only_acknowledgement() {
+            return None;
+        }
+        self.acknowledged();
+        let last = self.expected.after(u32::MAX);
+        Some(self.acknowledgement(last, Syndrome::Ack(Credits::INVALID)))
+    }
+
+    fn acknowledgement(&self, psn: Psn, syndrome: Syndrome) -> Packet {
+        let msn = self.msn;
+        Packet {
             psn,
             response: Response::Acknowledge(Aeth { syndrome, msn }),
             data: answers::NO_DATA,
             repeated: false,
-        };
-        if let Some((psn, syndrome)) = self.nak.take() {
-            // It acknowledges the packets before it.
-            self.acknowledged();
-            return Some(acknowledge(psn, syndrome, self.msn));
         }
-        if !std::mem::take(&mut self.ack_due) {
-            return None;
-        }
-        self.unacknowledged = 0;
-        let last = self.expected.after(u32::MAX);
-        Some(acknowledge(last, Syndrome::Ack(Credits::INVALID), self.msn))
     }
 
     /// Ends the connection, because the memory of this response cannot be read. That of a repeated
@@ -207,9 +220,19 @@ impl Responder {
         self.end(packet.psn, fault);
     }
 
-    /// Whether [`transmit`](Self::transmit) has packets.
-    pub fn has_packets(&self) -> bool {
-        !self.answers.is_empty() || self.nak.is_some() || self.ack_due
+    /// Whether [`answer`](Self::answer) has packets.
+    pub fn has_answers(&self) -> bool {
+        !self.answers.is_empty() || self.nak.is_some()
+    }
+
+    /// Whether [`acknowledge`](Self::acknowledge) has a packet.
+    pub fn owes_only_acknowledgement(&self) -> bool {
+        self.ack_due && !self.has_answers()
+    }
+
+    /// Packets that were executed since the last acknowledgement.
+    pub fn unacknowledged(&self) -> u32 {
+        self.unacknowledged
     }
 
     /// Why the connection has ended, if it has: no request is executed any more. The reason is sent

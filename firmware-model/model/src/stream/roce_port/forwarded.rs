@@ -62,6 +62,7 @@ pub(super) fn parse(message: &[u8]) -> Option<(Incoming, &[u8])> {
         ip => SocketAddr::new(ip, port),
     };
     let incoming = Incoming {
+        at: HEADER_LEN,
         len: packet.len(),
         source,
         destination,
@@ -91,6 +92,7 @@ mod tests {
 
     fn message(source: SocketAddr, destination: IpAddr, packet: &[u8]) -> Vec<u8> {
         let incoming = Incoming {
+            at: 0,
             len: packet.len(),
             source,
             destination,
@@ -125,7 +127,7 @@ mod tests {
                 IpAddr::V6(ip) if ip.is_unicast_link_local() => SocketAddrV6::new(ip, port, 0, scope).into(),
                 ip => SocketAddr::new(ip, port),
             };
-            let incoming = Incoming { len: packet.len(), source, destination, traffic_class };
+            let incoming = Incoming { at: 0, len: packet.len(), source, destination, traffic_class };
             let message = [&header(&incoming)[..], &packet].concat();
             let (parsed, bytes) = parse(&message).unwrap();
             prop_assert_eq!(bytes, &packet);

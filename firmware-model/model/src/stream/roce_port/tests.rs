@@ -62,7 +62,7 @@ impl Member {
 
     /// The numbers of the packets that are there.
     fn received(&mut self) -> Vec<u32> {
-        let mut buffer = vec![0; BATCH * PACKET_ROOM];
+        let mut buffer = vec![0; MESSAGES * LONG_ROOM];
         let mut numbers = Vec::new();
         loop {
             let mut packets = Vec::new();
@@ -70,9 +70,10 @@ impl Member {
             if packets.is_empty() {
                 return numbers;
             }
-            for (packet, place) in packets.iter().zip(buffer.chunks(PACKET_ROOM)) {
-                assert_eq!(packet.len, 100);
-                numbers.push(u32::from_be_bytes(*place[8..].first_chunk().unwrap()));
+            for packet in &packets {
+                let bytes = packet.bytes(&buffer).unwrap();
+                assert_eq!(bytes.len(), 100);
+                numbers.push(u32::from_be_bytes(*bytes[8..].first_chunk().unwrap()));
             }
         }
     }
@@ -206,7 +207,31 @@ fn a_flow_that_another_member_gets_moves_to_a_socket_of_its_own() {
     }
     // The socket goes with the connection.
     near.port.keep_from(Sources::None);
+    near.dispatch();
     assert_eq!(near.sockets(), 1);
+}
+
+/// The queue pair that a flow had ends while its socket has a packet for another member.
+#[test]
+fn packets_in_the_socket_of_a_flow_that_ends_reach_the_others() {
+    let (own, peers) = (address(), address());
+    let near = Member::new(own, 0x10_0001, peers);
+    let far = Member::new(own, 0x20_0002, peers);
+    let mut second = Member::of(&near.ports, own, 0x10_0002);
+    second
+        .port
+        .keep_from(Sources::Peer(SocketAddr::new(peers, UDP_PORT), own));
+    let socket = stray_flow(&near, &far, own, peers);
+    wait_for("the passed packet", || {
+        far.dispatch();
+        near.dispatch();
+        near.has_flow_of(&socket).then_some(())
+    });
+    for qpn in [far.qpn, second.qpn] {
+        socket.send_to(&packet(qpn, 3), (own, UDP_PORT)).unwrap();
+    }
+    drop(near);
+    assert_eq!(all_received(&mut [far, second], 1), [[3], [3]]);
 }
 
 /// As an adapter sends that has one source port for all of its queue pairs.
@@ -251,6 +276,7 @@ fn queue_pairs_of_one_device_share_the_socket_of_a_flow() {
     drop(near);
     assert_eq!(second.sockets(), 2);
     second.port.keep_from(Sources::None);
+    second.dispatch();
     assert_eq!(second.sockets(), 1);
 }
 
@@ -288,6 +314,7 @@ fn connection_to(member: &Member, own: IpAddr) -> LocalSocket {
 
 fn message(source: IpAddr, own: IpAddr, qpn: u32) -> Vec<u8> {
     let incoming = Incoming {
+        at: 0,
         len: 100,
         source: SocketAddr::new(source, 50_000),
         destination: own,

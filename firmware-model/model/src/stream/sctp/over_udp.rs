@@ -45,18 +45,18 @@ impl UdpEndpoint {
         }
     }
 
-    fn receive_packets(&mut self, now: Duration) -> usize {
+    /// Takes packets that have arrived; returns whether there may be more.
+    fn receive_packets(&mut self, now: Duration) -> bool {
         let mut arrived = mem::take(&mut self.arrived);
         arrived.clear();
-        if let Some(socket) = &mut self.socket {
-            socket.receive(&mut self.room, &mut arrived);
-        }
-        for (packet, room) in arrived.iter().zip(self.room.chunks(self.room.len() / BATCH)) {
-            let bytes = room.get(..packet.len).unwrap_or_default();
+        let socket = self.socket.as_mut();
+        let is_full = socket.is_some_and(|socket| socket.receive(&mut self.room, &mut arrived));
+        for packet in &arrived {
+            let bytes = packet.bytes(&self.room).unwrap_or_default();
             self.library.receive(packet.source, bytes, now);
         }
         self.arrived = arrived;
-        self.arrived.len()
+        is_full
     }
 
     /// Takes the packets that did not arrive because nothing listens there. The report may be
@@ -113,9 +113,9 @@ impl Endpoint for UdpEndpoint {
     }
 
     fn receive(&mut self, now: Duration) -> bool {
-        let count = self.receive_packets(now);
+        let is_full = self.receive_packets(now);
         self.take_refused();
-        count == BATCH
+        is_full
     }
 
     fn flush(&mut self) {

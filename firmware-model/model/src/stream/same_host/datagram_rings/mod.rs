@@ -274,9 +274,12 @@ impl DatagramPort {
                 break;
             };
             let places = buffer.as_chunks_mut::<PACKET_ROOM>().0;
-            for place in places.iter_mut().skip(packets.len() - before) {
+            for (index, place) in places.iter_mut().enumerate().skip(packets.len() - before) {
                 match inbound.take(self.local, place) {
-                    Ok(Some(packet)) => packets.push(packet),
+                    Ok(Some(packet)) => packets.push(Incoming {
+                        at: index * PACKET_ROOM,
+                        ..packet
+                    }),
                     Ok(None) => break,
                     Err(Gone) => {
                         self.inbound.swap_remove(at);
@@ -396,7 +399,7 @@ impl Inbound {
         }
     }
 
-    /// Takes the next packet into `place`, if there is one and all that the sender sent before it
+    /// Takes the next packet into the beginning of `place`, if there is one and all that the sender sent before it
     /// by UDP has come.
     fn take(&mut self, local: SocketAddr, place: &mut [u8]) -> Result<Option<Incoming>, Gone> {
         let Some(header) = self.header()? else {
@@ -415,6 +418,7 @@ impl Inbound {
             return Err(Gone);
         }
         Ok(Some(Incoming {
+            at: 0,
             len,
             source: SocketAddr::new(ip_of(&header.source), self.sender.port()),
             destination,

@@ -65,20 +65,17 @@ impl Link {
     fn receive(&mut self) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         if self.far.receive(&mut self.buffer, &mut packets) {
-            let places = self.buffer.chunks(PACKET_ROOM);
             for packet in &packets {
                 assert_eq!(packet.source, self.near.local);
                 assert_eq!(packet.destination, self.far.local.ip());
             }
-            return packets
-                .iter()
-                .zip(places)
-                .map(|(p, place)| place[..p.len].to_vec())
-                .collect();
+            let bytes = |packet: &Incoming| packet.bytes(&self.buffer).unwrap().to_vec();
+            return packets.iter().map(bytes).collect();
         }
         match self.socket.pop_front() {
             Some(bytes) => {
                 self.far.arrived(&[Incoming {
+                    at: 0,
                     len: bytes.len(),
                     source: self.near.local,
                     destination: self.far.local.ip(),

@@ -67,19 +67,21 @@ impl DatagramSocket for FakeSocket {
         Ok(packets.len())
     }
 
-    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) {
-        for room in buffer.chunks_mut(PACKET_ROOM) {
+    fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> bool {
+        for (index, room) in buffer.chunks_mut(PACKET_ROOM).enumerate() {
             let Some(packet) = self.directions[1 - self.end].packets.lock().pop_front() else {
-                return;
+                return false;
             };
             room[..packet.len()].copy_from_slice(&packet);
             packets.push(Incoming {
+                at: index * PACKET_ROOM,
                 len: packet.len(),
                 source: address(1 - self.end),
                 destination: address(self.end).ip(),
                 traffic_class: 0,
             });
         }
+        true
     }
 
     fn refused(&mut self, _: &mut [u8]) -> Option<super::super::super::datagram::Refused> {
