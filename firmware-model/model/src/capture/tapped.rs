@@ -310,7 +310,10 @@ impl DatagramWrapper for TappedSocket {
             };
             // A longer packet was cut to the room.
             let len = packet.len.min(room);
-            (datagram, buffer.get(packet.at..packet.at + len).unwrap_or_default())
+            (
+                datagram,
+                buffer.get(packet.at..packet.at + len).unwrap_or_default(),
+            )
         });
         self.capture.datagrams(Way::In, captured);
         is_full

@@ -4,11 +4,13 @@ use super::machines::{Dropping, Taking};
 use crate::counters::Counter;
 use crate::memory::{InvalidateBy, MemoryAccess, Need, Window};
 use crate::queues::{CompletionQueue, Overflow, ReceiveSource, RecvWqe};
+use crate::time::Nanos;
 use crate::transport::Env;
 use crate::transport::completions::Completions;
 use crate::transport::piggyback::Piggyback;
 use crate::transport::placement::{Cursor, scatter};
 use std::sync::Arc;
+use std::time::Duration;
 use urnic_device::cqe::CqeFlags;
 use urnic_device::event::QpFault;
 use urnic_device::vocabulary::{Access, WcOpcode, WcStatus};
@@ -29,7 +31,20 @@ pub(super) struct Arrivals {
     pub(super) access: Access,
     /// Whether the acknowledgement waits for a message.
     piggyback: Piggyback,
+    congestion: Congestion,
 }
+
+/// Reports of congestion to the peer (annex A17, A17.9.3).
+#[derive(Debug, Default)]
+struct Congestion {
+    /// A notification is to be sent.
+    is_reported: bool,
+    /// When the next one may be, at the earliest.
+    next: Nanos,
+}
+
+/// The time between two notifications for a queue pair, as adapters have it.
+const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Packets of the peer that are acknowledged without waiting for a message to it.
 const ACKNOWLEDGED: u32 = 16;
@@ -49,6 +64,7 @@ impl Arrivals {
             },
             access: Access::empty(),
             piggyback: Piggyback::default(),
+            congestion: Congestion::default(),
         }
     }
 
@@ -65,6 +81,7 @@ impl Arrivals {
 
     pub(super) fn reset(&mut self) {
         self.machine = None;
+        self.congestion = Congestion::default();
         self.receives.rq = self.receives.rq.anew();
         (self.receives.is_taken, self.receives.is_broken) = (false, false);
         self.access = Access::empty();
@@ -116,6 +133,21 @@ impl Arrivals {
             }
         }
         env.counters.add(Counter::RxMessageDrops, drops);
+    }
+
+    /// A packet of the peer was marked by a congested router.
+    pub(super) fn congestion_experienced(&mut self, now: Nanos) {
+        if now >= self.congestion.next {
+            self.congestion = Congestion {
+                is_reported: true,
+                next: now + NOTIFICATION_INTERVAL,
+            };
+        }
+    }
+
+    /// Whether a notification of congestion is to be sent now.
+    pub(super) fn take_congestion(&mut self) -> bool {
+        std::mem::take(&mut self.congestion.is_reported)
     }
 
     fn responder(&self) -> Option<&Responder> {
@@ -183,9 +215,9 @@ impl Arrivals {
         Some(QpFault::TerminateSent)
     }
 
-    /// Whether [`answer`](Self::answer) has packets.
+    /// Whether there are packets to send before requests.
     pub(super) fn has_answers(&self) -> bool {
-        self.responder().is_some_and(Responder::has_answers)
+        self.congestion.is_reported || self.responder().is_some_and(Responder::has_answers)
     }
 
     /// Completes the receives in error, in order.

@@ -18,12 +18,18 @@ use std::net::SocketAddr;
 use urnic_roce::message::Mtu;
 use urnic_roce::responder::{self, Arrival};
 use urnic_wire::roce::{
-    Body, DEFAULT_PKEY, Ends, Header, ICRC_LEN, UDP_PORT, parse_numbered, seal, seal_numbered, sealed_len,
+    Body, DEFAULT_PKEY, Ends, Header, ICRC_LEN, Psn, UDP_PORT, parse_numbered, seal, seal_numbered,
+    sealed_len,
 };
 
 /// What the system says if it does not divide packets: an interface without checksums, or packets
 /// longer than its own.
 const UNDIVIDED: [Errno; 4] = [Errno::IO, Errno::INVAL, Errno::MSGSIZE, Errno::OPNOTSUPP];
+
+/// The bits of the traffic class for congestion (RFC 3168 §5), and their value in a packet that a
+/// congested router has marked.
+const ECN: u8 = 0b11;
+const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// Packets that are made before some go to the system: as many as it divides.
 const STAGED: usize = MAX_SEGMENTS;
@@ -146,6 +152,13 @@ impl Packets {
             };
             let made = match self.next(requests, arrivals, env) {
                 None => break,
+                Some(Next::CongestionNotification) => {
+                    let header = Header {
+                        becn: true,
+                        ..Header::new(path.qpn, Psn::default(), Body::CongestionNotification)
+                    };
+                    emit(&header, 0, room, |_| true)
+                }
                 Some(Next::Response(packet)) => {
                     let body = Body::Response(packet.response);
                     let header = Header::new(path.qpn, packet.psn, body);
@@ -179,6 +192,9 @@ impl Packets {
 
     /// The next packet to make.
     fn next(&self, requests: &mut Requests, arrivals: &mut Arrivals, env: &mut Env<'_>) -> Option<Next> {
+        if arrivals.take_congestion() {
+            return Some(Next::CongestionNotification);
+        }
         if let Some(answer) = arrivals.answer() {
             return Some(Next::Response(answer));
         }
@@ -259,7 +275,7 @@ impl Packets {
         arrivals: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> RxOutcome {
-        self.take_all(env, |packet, ends, path, env| {
+        self.take_all(env, |packet, (ends, is_marked), path, env| {
             let parsed = parse_numbered(packet, ends).ok();
             let is_ours = |header: &Header| {
                 let from_peer =
@@ -270,6 +286,9 @@ impl Packets {
                 env.counters.add(Counter::RxDatagramErrors, 1);
                 return;
             };
+            if is_marked && !matches!(header.body, Body::CongestionNotification) {
+                arrivals.congestion_experienced(env.now.get());
+            }
             match header.body {
                 Body::Request(request) => {
                     let arrival = Arrival {
@@ -300,7 +319,7 @@ impl Packets {
     fn take_all(
         &mut self,
         env: &mut Env<'_>,
-        mut each: impl FnMut(&[u8], &Ends, &Path, &mut Env<'_>),
+        mut each: impl FnMut(&[u8], (&Ends, bool), &Path, &mut Env<'_>),
     ) -> RxOutcome {
         let mut buffer = env.buffers.take();
         let mut more = false;
@@ -321,11 +340,12 @@ impl Packets {
                     continue;
                 };
                 env.received(bytes.len() as u64);
+                let is_marked = packet.traffic_class & ECN == CONGESTION_EXPERIENCED;
                 let ends = Ends {
                     source: packet.source,
                     destination: SocketAddr::new(packet.destination, UDP_PORT),
                 };
-                each(bytes, &ends, path, env);
+                each(bytes, (&ends, is_marked), path, env);
             }
             more = read.has_more;
             // What has arrived is acknowledged in between.
@@ -343,6 +363,7 @@ impl Packets {
 
 /// A packet to make.
 enum Next {
+    CongestionNotification,
     Response(responder::Packet),
     Request(Outbound),
 }

@@ -100,7 +100,7 @@ struct Open {
     sockets: HashMap<u32, Box<dyn DatagramSocket>>,
     /// The sockets for all flows: one for all addresses, or one for each.
     any: Vec<(IpAddr, u32)>,
-    flows: Vec<Flow>,
+    flows: Vec<(Flow, Readers)>,
     /// None in a process that does not belong to one user: it has the port alone.
     members: Option<Members>,
     /// The process that has the port. A forked child has a copy.
@@ -114,6 +114,9 @@ struct Flow {
     own: IpAddr,
     socket: u32,
 }
+
+/// The queue pairs whose peers have a flow. None: its socket is to be closed.
+type Readers = Vec<u32>;
 
 /// Packets for a queue pair that another one has read.
 #[derive(Debug)]
@@ -158,9 +161,7 @@ impl Inbox {
             }
             false => done.dropped += 1,
         }
-        if !done.woken.contains(&self.qid) {
-            done.woken.push(self.qid);
-        }
+        done.wake(self.qid);
     }
 }
 
@@ -185,6 +186,12 @@ pub(crate) struct Dispatched {
 }
 
 impl Dispatched {
+    fn wake(&mut self, qid: u32) {
+        if !self.woken.contains(&qid) {
+            self.woken.push(qid);
+        }
+    }
+
     /// Counts the packets that were dropped.
     pub(crate) fn count(&self, counters: &Counters) {
         for (counter, packets) in [
@@ -243,11 +250,13 @@ impl Open {
         self.any.iter().find(is_of).map(|(_, socket)| *socket)
     }
 
-    /// The socket for the flow of a packet. The kernel prefers it to those of other members from
-    /// now on.
-    fn flow_of(&mut self, packet: &Incoming) -> Option<Flow> {
+    /// The socket for the flow of a packet, which queue pair `qid` has from now on. The kernel
+    /// prefers it to those of other members.
+    fn flow_of(&mut self, packet: &Incoming, qid: u32) -> Option<Flow> {
         let ends = (packet.source, packet.destination);
-        if let Some(known) = self.flows.iter().find(|flow| (flow.peer, flow.own) == ends) {
+        let is_of = |(flow, _): &&mut (Flow, Readers)| (flow.peer, flow.own) == ends;
+        if let Some((known, readers)) = self.flows.iter_mut().find(is_of) {
+            readers.push(qid);
             return Some(*known);
         }
         if self.flows.len() >= FLOWS {
@@ -265,14 +274,37 @@ impl Open {
         });
         let socket = socket.ok()?;
         let flow = Flow { peer, own, socket };
-        self.flows.push(flow);
+        self.flows.push((flow, vec![qid]));
         Some(flow)
     }
 
-    /// Closes a flow's socket. The packets in it are lost.
+    fn readers(&mut self, socket: u32) -> Option<&mut Readers> {
+        let is_it = |(flow, _): &&mut (Flow, Readers)| flow.socket == socket;
+        self.flows.iter_mut().find(is_it).map(|(_, readers)| readers)
+    }
+
+    /// The queue pair that reads a socket alone.
+    fn only_reader(&mut self, socket: u32) -> Option<u32> {
+        match self.readers(socket).map(|readers| &readers[..]) {
+            Some(&[reader]) => Some(reader),
+            _ => None,
+        }
+    }
+
+    /// A queue pair has no flow any more. Returns whether its socket is to be closed.
+    fn release(&mut self, flow: Flow, qid: u32) -> bool {
+        self.readers(flow.socket).is_some_and(|readers| {
+            readers.retain(|reader| *reader != qid);
+            readers.is_empty()
+        })
+    }
+
+    /// Closes the socket of a flow that no queue pair has. The packets in it are lost.
     fn close_flow(&mut self, socket: u32) {
-        self.flows.retain(|flow| flow.socket != socket);
-        self.sockets.remove(&socket);
+        if self.readers(socket).is_some_and(|readers| readers.is_empty()) {
+            self.flows.retain(|(flow, _)| flow.socket != socket);
+            self.sockets.remove(&socket);
+        }
     }
 }
 
@@ -285,8 +317,9 @@ enum Way {
 }
 
 impl State {
-    /// Reads a batch of each source that is ready; returns whether there may be more: also after a
-    /// source that had nothing, because others may have been left out.
+    /// Reads a batch of each source that is ready, except the sockets of single queue pairs, which
+    /// are woken; returns whether there may be more: also after a source that had nothing, because
+    /// others may have been left out.
     fn look(&mut self, done: &mut Dispatched) -> bool {
         let Some(open) = &mut self.open else {
             return false;
@@ -297,7 +330,13 @@ impl State {
         let mut found = false;
         for source in open.ready.take() {
             found |= match source {
-                Source::Socket(id) => self.read(id, done).is_some(),
+                Source::Socket(id) => match self.open.as_mut().and_then(|open| open.only_reader(id)) {
+                    Some(reader) => {
+                        done.wake(reader);
+                        false
+                    }
+                    None => self.read(id, done).is_some(),
+                },
                 Source::Member(id) => self.read_member(id, done),
                 Source::Listener(id) => self.accept(id),
             };
@@ -459,24 +498,26 @@ impl State {
         }
         // One that fails counts, too.
         inbox.moves -= 1;
-        let before = inbox.flow.take();
-        self.release(before);
-        if let (Some(open), Some(inbox)) = (&mut self.open, self.inboxes.get_mut(&qpn)) {
-            inbox.flow = open.flow_of(packet);
+        let qid = inbox.qid;
+        if let Some(before) = inbox.flow.take()
+            && open.release(before, qid)
+        {
+            self.closing.push(before.socket);
         }
+        inbox.flow = open.flow_of(packet, qid);
     }
 
-    /// The socket of a flow is to be closed if no queue pair has it any more.
-    fn release(&mut self, flow: Option<Flow>) {
-        let Some(Flow { socket, .. }) = flow else { return };
-        if !self.has_flow(socket) {
-            self.closing.push(socket);
+    /// Drops what waits for a queue pair, and its flow.
+    fn forget(&mut self, qpn: u32) {
+        let Some(inbox) = self.inboxes.get_mut(&qpn) else {
+            return;
+        };
+        self.waiting -= mem::take(&mut inbox.packets).len();
+        if let (Some(flow), Some(open)) = (inbox.flow.take(), &mut self.open)
+            && open.release(flow, inbox.qid)
+        {
+            self.closing.push(flow.socket);
         }
-    }
-
-    fn has_flow(&self, socket: u32) -> bool {
-        let has = |inbox: &Inbox| inbox.flow.is_some_and(|flow| flow.socket == socket);
-        self.inboxes.values().any(has)
     }
 
     /// Closes the sockets of flows that no queue pair has any more, after their packets are read,
@@ -484,10 +525,8 @@ impl State {
     fn close_flows(&mut self, done: &mut Dispatched) {
         while let Some(socket) = self.closing.pop() {
             let _ = (0..DATAGRAM_RX_BATCHES).all(|_| self.read(socket, done) == Some(true));
-            let is_taken_again = self.has_flow(socket);
-            if let Some(open) = &mut self.open
-                && !is_taken_again
-            {
+            // A queue pair may have taken it meanwhile.
+            if let Some(open) = &mut self.open {
                 open.close_flow(socket);
             }
         }
@@ -681,13 +720,9 @@ impl RocePort {
     /// Keeps packets from these sources from now on. What waits is dropped.
     pub(crate) fn keep_from(&mut self, from: Sources) {
         let mut state = self.ports.state.lock();
+        state.forget(self.qpn);
         if let Some(inbox) = state.inboxes.get_mut(&self.qpn) {
-            inbox.from = from;
-            inbox.moves = MOVES;
-            let dropped = mem::take(&mut inbox.packets).len();
-            let flow = inbox.flow.take();
-            state.waiting -= dropped;
-            state.release(flow);
+            (inbox.from, inbox.moves) = (from, MOVES);
         }
     }
 
@@ -740,7 +775,10 @@ impl RocePort {
         };
         done.woken.retain(|qid| *qid != inbox.qid);
         if packets.is_empty() {
-            for (at, place) in (0..).step_by(PACKET_ROOM).zip(buffer.chunks_exact_mut(PACKET_ROOM)) {
+            for (at, place) in (0..)
+                .step_by(PACKET_ROOM)
+                .zip(buffer.chunks_exact_mut(PACKET_ROOM))
+            {
                 let Some((packet, bytes)) = inbox.packets.pop_front() else {
                     break;
                 };
@@ -760,10 +798,8 @@ impl Drop for RocePort {
     /// The port is free for others after the last queue pair.
     fn drop(&mut self) {
         let mut state = self.ports.state.lock();
-        if let Some(inbox) = state.inboxes.remove(&self.qpn) {
-            state.waiting -= inbox.packets.len();
-            state.release(inbox.flow);
-        }
+        state.forget(self.qpn);
+        state.inboxes.remove(&self.qpn);
         if let Some(members) = state.open.as_mut().and_then(|open| open.members.as_mut())
             && let Some(name) = self.name
         {

@@ -4,7 +4,9 @@
 //! so that the kernel sends IPv4 identification 0, which the ICRC covers. The source address of
 //! each packet is given with it.
 
-use super::datagram::{BATCH, DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, Outgoing, PACKET_ROOM, Refused};
+use super::datagram::{
+    BATCH, DatagramOptions, DatagramSocket, Incoming, LONG_ROOM, Outgoing, PACKET_ROOM, Refused,
+};
 use super::descriptor::{Descriptor, Descriptors};
 use super::same_host::{DatagramPort, DatagramRings};
 use super::{ANYWHERE, family, plain};
@@ -119,7 +121,9 @@ fn open(local: SocketAddr, both_families: bool, options: DatagramOptions) -> Res
         datagrams::keep_nothing(socket.as_fd())?;
     }
     // An older system gives them one by one.
-    if options.merged && let Err(errno) = datagrams::merge(socket.as_fd()) {
+    if options.merged
+        && let Err(errno) = datagrams::merge(socket.as_fd())
+    {
         tracing::debug!(%errno, "packets are not merged by the system");
     }
     net::bind(&socket, &local)?;

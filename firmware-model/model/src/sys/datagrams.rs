@@ -561,7 +561,9 @@ fn segment_len(control: &[u8]) -> Option<usize> {
         (libc::SOL_UDP, libc::UDP_GRO, value) => value.first_chunk(),
         _ => None,
     })?;
-    usize::try_from(i32::from_ne_bytes(*len)).ok().filter(|len| *len > 0)
+    usize::try_from(i32::from_ne_bytes(*len))
+        .ok()
+        .filter(|len| *len > 0)
 }
 
 /// The traffic class in the control messages of a received packet.

@@ -5,8 +5,10 @@ use super::{one_sided, send_between};
 use crate::counters::Counter;
 use crate::testing::mock::{Driver, End, Qp, assert_cqe, config, wait_for};
 use crate::{DeviceAddress, ModelConfig, Reach};
+use rustix::net::sockopt::set_ip_tos;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 use urnic_device::command::{CreateMw, CreateQp, Opcode as Command, Status, create_qp};
 use urnic_device::cqe::{Cqe, CqeFlags};
 use urnic_device::event::EventKind;
@@ -25,12 +27,16 @@ const MTU: u32 = 1024;
 /// A Send of one packet.
 const SEND_ONLY: Request = Request::Transfer(Transfer::SendOnly(None));
 
-/// A device with an address that no other device of these tests has, and no other process of them.
-fn device() -> Driver {
+/// An address that no other device of these tests has, and no other process of them.
+fn address() -> IpAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let last = NEXT.fetch_add(1, Ordering::Relaxed);
-    device_at(IpAddr::from([127, 128 | high, low, last]))
+    IpAddr::from([127, 128 | high, low, last])
+}
+
+fn device() -> Driver {
+    device_at(address())
 }
 
 /// A device with this address of these tests.
@@ -714,6 +720,8 @@ struct Forged {
     from: IpAddr,
     qpn: u32,
     icrc: u8,
+    psn: u32,
+    traffic_class: u8,
 }
 
 impl Forged {
@@ -724,7 +732,11 @@ impl Forged {
             source: socket.local_addr().unwrap(),
             destination: SocketAddr::new(far.ip(), UDP_PORT),
         };
-        let header = Header::new(self.qpn, Psn::new(FIRST_PSN), Body::Request(SEND_ONLY));
+        set_ip_tos(&socket, self.traffic_class).unwrap();
+        let header = Header {
+            ack_request: true,
+            ..Header::new(self.qpn, Psn::new(self.psn), Body::Request(SEND_ONLY))
+        };
         let text = b"forged!!";
         let mut packet = [0; 100];
         let at = header.emit(&mut packet, text.len());
@@ -743,7 +755,13 @@ fn packets_of_strangers_and_broken_ones_are_dropped_and_counted() {
     far.post_recv(1, &[into]);
     let (peer, qpn) = (near.ip(), far.qpn);
     let stranger = IpAddr::from([127, 1, 2, 3]);
-    let forged = |from, qpn, icrc| Forged { from, qpn, icrc };
+    let forged = |from, qpn, icrc| Forged {
+        from,
+        qpn,
+        icrc,
+        psn: FIRST_PSN,
+        traffic_class: 0,
+    };
     for (count, packet) in (1..).zip([
         forged(stranger, qpn, 0),
         forged(peer, qpn, 0xff),
@@ -759,6 +777,51 @@ fn packets_of_strangers_and_broken_ones_are_dropped_and_counted() {
     forged(peer, qpn, 0).send_to(&far);
     assert_cqe(&far.received(), 1, WcStatus::Success);
     assert_eq!(far.read(0, 8), b"forged!!");
+}
+
+/// The opcode and the number of the queue pair in the next packet.
+fn opcode_and_qpn(socket: &UdpSocket) -> (u8, u32) {
+    let mut packet = [0; 100];
+    socket.recv(&mut packet).unwrap();
+    let qpn = u32::from_be_bytes(*packet[4..].first_chunk().unwrap());
+    (packet[0], qpn)
+}
+
+#[test]
+fn packets_that_a_router_has_marked_are_reported_to_the_peer() {
+    const ACKNOWLEDGE: u8 = 0x11;
+    const NOTIFICATION: u8 = 0x81;
+    const BECN: u32 = 1 << 30;
+    let peer = address();
+    let socket = UdpSocket::bind((peer, UDP_PORT)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut far = Node::new(0x12_3456);
+    let path = Path {
+        remote: Endpoint::from(SocketAddr::new(peer, 0)),
+        remote_qpn: 0x77.into(),
+        ..far.path_to(&far)
+    };
+    far.connect(&path).unwrap();
+    far.modify(QpState::Rtr);
+    // Not capable of ECN, capable of it, and marked by a router.
+    for (number, traffic_class) in (0..).zip([0, 2, 3]) {
+        let into = far.sge(0, 100);
+        far.post_recv(number.into(), &[into]);
+        let marked = Forged {
+            from: peer,
+            qpn: far.qpn,
+            icrc: 0,
+            psn: FIRST_PSN + number,
+            traffic_class,
+        };
+        marked.send_to(&far);
+        assert_cqe(&far.received(), number.into(), WcStatus::Success);
+        if traffic_class == 3 {
+            assert_eq!(opcode_and_qpn(&socket), (NOTIFICATION, BECN | 0x77));
+        }
+        // Nobody polls: the device's thread acknowledges.
+        assert_eq!(opcode_and_qpn(&socket), (ACKNOWLEDGE, 0x77), "{number}");
+    }
 }
 
 #[test]
