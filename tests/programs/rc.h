@@ -92,7 +92,8 @@ struct end {
 
 __attribute__((unused)) static struct end end_of(struct ibv_qp *qp, int gid_index, struct ibv_mr *mr)
 {
-	struct end end = { .qpn = qp->qp_num, .psn = (qp->qp_num * 7 + getpid()) & 0xffffff };
+	/* PSNs that soon wrap. */
+	struct end end = { .qpn = qp->qp_num, .psn = 0xffffff - (qp->qp_num * 7 + getpid()) % 300 };
 	ZERO(ibv_query_gid(qp->context, 1, gid_index, &end.gid));
 	if (mr) {
 		end.address = (uintptr_t)mr->addr;

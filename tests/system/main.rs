@@ -20,6 +20,7 @@ mod hostile_peers;
 mod hosts;
 mod install;
 mod interop;
+mod iser;
 mod isolation;
 mod kernel_doors;
 mod netns;

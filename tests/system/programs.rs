@@ -5,10 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::process::Signal;
-use urnic_testkit::Folder;
 use urnic_tests::build::{compiled, scratch};
-use urnic_tests::debian::script;
 use urnic_tests::netns::Netns;
 use urnic_tests::or_skip;
 use urnic_tests::pair::Pair;
@@ -140,57 +137,6 @@ fn fio_with_every_verb() {
         assert!(printed.contains("io=8192KiB"), "{verb}: {printed}");
         server.wait_for(LIMIT).success();
     }
-}
-
-/// libiscsi and tgtd. tgtd always listens for iSER at port 3260, hence the network namespace.
-#[test]
-fn iser_reads_and_writes_a_disk() {
-    const TARGET: &str = "iqn.2020-01.org.example:disk";
-    const INITIATOR: &str = "iqn.2020-01.org.example:us";
-    for name in ["iscsi-readcapacity16", "iscsi-test-cu"] {
-        or_skip!(installed(name));
-    }
-    let tgt = or_skip!(script("tgt", &[]));
-    let host = or_skip!(Netns::new());
-    let disk = Own::new("disk", &Random(17).bytes(16 << 20));
-    // For tgtd's control socket, whose path must be short.
-    let control = Folder::new("tgt");
-    let within = |program: Program| host.program(program.env("TGT_IPC_SOCKET", control.file("socket")));
-    let target =
-        within(Program::new(format!("{tgt}/tgtd")).line("-f -C 9 --iscsi portal=127.0.0.1:3261")).spawn();
-    host.listens(3260);
-    let order = |line: &str| {
-        let order = Program::plain(format!("{tgt}/tgtadm")).line(&format!("-C 9 --lld iser {line}"));
-        within(order).run_for(LIMIT).success()
-    };
-    order(&format!("--mode target --op new --tid 1 --targetname {TARGET}"));
-    order(&format!(
-        "--mode logicalunit --op new --tid 1 --lun 1 -b {}",
-        disk.path()
-    ));
-    order("--mode target --op bind --tid 1 -I ALL");
-    // tgtd's iSER needs the initiator's name in addition to its address.
-    order(&format!("--mode target --op bind --tid 1 -Q {INITIATOR}"));
-    let ask = |line: &str| {
-        let (name, options) = line.split_once(' ').unwrap_or((line, ""));
-        let program = Program::new(name).args(["-i", INITIATOR]).line(options);
-        let program = program.arg(format!("iser://127.0.0.1:3260/{TARGET}/1"));
-        within(program).run_for(LIMIT).success()
-    };
-    let printed = ask("iscsi-readcapacity16");
-    assert!(printed.contains("Total size:16777216"), "{printed}");
-    for test in [
-        "Read10.Simple",
-        "Write10.Simple",
-        "Verify10.Simple",
-        "WriteVerify10.Simple",
-    ] {
-        let printed = ask(&format!("iscsi-test-cu --dataloss --test=SCSI.{test}"));
-        assert!(printed.contains("...passed"), "{test}: {printed}");
-    }
-    // tgtd does not end at SIGTERM while it has a target.
-    target.signal(Signal::KILL);
-    target.stopped();
 }
 
 /// A QEMU with 64 MiB of memory and only the firmware in it, controlled by QMP over its standard

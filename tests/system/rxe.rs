@@ -42,11 +42,11 @@ enum Server {
 const BOTH: [Server; 2] = [Server::Urnic, Server::Rxe];
 
 /// The guest with rxe0.
-struct Rxe(Guest);
+pub(crate) struct Rxe(Guest);
 
 impl Rxe {
     /// The guest, for this test alone.
-    fn borrowed() -> Result<MutexGuard<'static, Self>, String> {
+    pub(crate) fn borrowed() -> Result<MutexGuard<'static, Self>, String> {
         static RXE: OnceLock<Result<Mutex<Rxe>, String>> = OnceLock::new();
         let boot = || {
             let guest = Guest::linked()?;
@@ -57,6 +57,17 @@ impl Rxe {
         let rxe = rxe.lock();
         rxe.0.stop();
         Ok(rxe)
+    }
+
+    pub(crate) fn guest(&self) -> &Guest {
+        &self.0
+    }
+
+    /// A program at our end of the link, whose wire is RoCE v2.
+    pub(crate) fn here(&self, program: Program) -> Program {
+        self.0
+            .netns()
+            .program(program.env("URNIC_IDENTITY", "roce").env("URNIC_WIRE", "roce"))
     }
 
     /// Runs both ends of a command, ours with these settings; returns what our end and rxe's
@@ -99,12 +110,9 @@ impl Rxe {
             None => name.into(),
         };
         let gid = gid_option(command);
-        let program = Program::new(name)
-            .line(&format!("{options} {gid} {OUR_GID} -p {port}"))
-            .env("URNIC_IDENTITY", "roce")
-            .env("URNIC_WIRE", "roce");
+        let program = Program::new(name).line(&format!("{options} {gid} {OUR_GID} -p {port}"));
         let set = |program: Program, (name, value): &(&str, &str)| program.env(name, value);
-        self.0.netns().program(settings.iter().fold(program, set))
+        self.here(settings.iter().fold(program, set))
     }
 
     /// rxe's end of a command.
@@ -213,12 +221,7 @@ fn rxe_and_urnic_exchange_datagrams_and_unreliable_messages() {
 fn rxe_and_urnic_answer_each_others_lookups() {
     or_skip!(installed("udaddy"));
     let rxe = or_skip!(Rxe::borrowed());
-    let ours = |options: &str| {
-        let program = Program::new("udaddy").line(options);
-        rxe.0
-            .netns()
-            .program(program.env("URNIC_IDENTITY", "roce").env("URNIC_WIRE", "roce"))
-    };
+    let ours = |options: &str| rxe.here(Program::new("udaddy").line(options));
     let theirs = |options: &str| format!("timeout {SECONDS} udaddy {options}");
     let server = ours("").spawn();
     rxe.0.netns().has_udp_sockets(UDADDY_PORT, 1);
@@ -300,11 +303,7 @@ fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
     let ours = |command: &str| {
         let command = line(command);
         let (name, options) = command.split_once(' ').expect("a program and its options");
-        let program = Program::new(name)
-            .line(options)
-            .env("URNIC_IDENTITY", "roce")
-            .env("URNIC_WIRE", "roce");
-        rxe.0.netns().program(program)
+        rxe.here(Program::new(name).line(options))
     };
     // The guest has another device, too.
     let theirs = |command: &str| {

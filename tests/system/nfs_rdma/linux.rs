@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use urnic_tests::capture::LOST;
-use urnic_tests::guest::{Guest, HOST, Packets};
+use urnic_tests::guest::{Guest, Packets};
 use urnic_tests::or_skip;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{TIME_LIMIT, until};
@@ -24,13 +24,16 @@ pub(super) fn guest_output(guest: &Guest, line: &str) -> String {
 
 /// Mounts the export at `/mnt`, for READs and WRITEs of this many bytes.
 #[track_caller]
-pub(super) fn mount(guest: &Guest, Export { tcp, rdma, .. }: &Export, size: u32) {
+pub(super) fn mount(guest: &Guest, export: &Export, size: u32) {
+    let Export {
+        address, tcp, rdma, ..
+    } = export;
     guest_output(
         guest,
         &format!(
             "modprobe -a nfsv3 rpcrdma && mkdir -p /mnt && \
-             mount -t nfs -o addr={HOST},vers=3,proto=rdma,port={rdma},mountaddr={HOST},mountproto=tcp,mountport={tcp},nolock,\
-             rsize={size},wsize={size} {HOST}:/ /mnt && grep -q proto=rdma,.*port={rdma} /proc/mounts"
+             mount -t nfs -o addr={address},vers=3,proto=rdma,port={rdma},mountaddr={address},mountproto=tcp,mountport={tcp},nolock,\
+             rsize={size},wsize={size} {address}:/ /mnt && grep -q proto=rdma,.*port={rdma} /proc/mounts"
         ),
     );
 }
@@ -48,7 +51,12 @@ fn alone() -> Result<Guest, String> {
 #[test]
 fn linux_mounts_reads_and_writes() {
     let guest = or_skip!(Guest::borrowed());
-    let export = Export::new("linux", &[WITHOUT_CRC]);
+    reads_and_writes(&guest, &Export::new("linux", &[WITHOUT_CRC]));
+}
+
+/// Linux copies a large file and reads many small ones, by large transfers and by small ones.
+#[track_caller]
+pub(super) fn reads_and_writes(guest: &Guest, export: &Export) {
     let bytes = pattern(3_000_001);
     write(&export.file("theirs"), &bytes);
     std::fs::create_dir(export.file("folder")).expect("a folder");
@@ -56,20 +64,20 @@ fn linux_mounts_reads_and_writes() {
         write(&export.file(&format!("folder/file-{n}")), &pattern(n));
     }
     for (size, ours) in [(1 << 20, "large"), (4096, "small")] {
-        mount(&guest, &export, size);
+        mount(guest, export, size);
         guest_output(
-            &guest,
+            guest,
             &format!(
                 "cd /mnt && cp theirs {ours} && sync && ls folder | wc -l | grep -qx 300 && cat folder/file-* >all"
             ),
         );
         guest_output(
-            &guest,
+            guest,
             &format!(
                 "cd /mnt && ln -s theirs {ours}-link && readlink {ours}-link | grep -qx theirs && mv {ours} {ours}-moved"
             ),
         );
-        unmount(&guest);
+        unmount(guest);
         assert!(
             read(&export.file(&format!("{ours}-moved"))) == bytes,
             "with transfers of {size} bytes"

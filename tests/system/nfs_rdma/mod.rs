@@ -6,6 +6,7 @@ mod linux;
 mod lists;
 mod nfsd;
 mod rpcbind;
+mod rxe;
 mod users;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ use std::sync::OnceLock;
 use rustix::process::Signal;
 use urnic_testkit::Folder;
 use urnic_tests::build::{nfs, scratch};
+use urnic_tests::guest::{HOST, LINK_HOST};
+use urnic_tests::netns::Netns;
 use urnic_tests::program::{Program, Running};
 use urnic_tests::wait::{TIME_LIMIT, descriptors, until};
 
@@ -43,11 +46,20 @@ fn folder(name: &str) -> Folder {
     Folder::inside(&scratch(), &format!("nfs-{name}"))
 }
 
+/// The server of a directory in this folder.
+fn directory(folder: &Folder) -> Program {
+    let served = folder.file("served");
+    std::fs::create_dir_all(&served).expect("a folder");
+    urnic_nfs("serve --no-root-squash").arg(&served)
+}
+
 /// A served directory, or a served tree in memory; ended and removed when dropped.
 struct Export {
     folder: Folder,
     server: Running,
     program: Program,
+    /// The server's address in a guest.
+    address: &'static str,
     tcp: String,
     rdma: String,
 }
@@ -56,10 +68,18 @@ impl Export {
     /// Serves a directory.
     fn new(name: &str, settings: &[(&str, &str)]) -> Self {
         let folder = folder(name);
-        let served = folder.file("served");
-        std::fs::create_dir_all(&served).expect("a folder");
-        let program = urnic_nfs("serve --no-root-squash").arg(&served);
+        let program = directory(&folder);
         Self::start(folder, program, settings)
+    }
+
+    /// Serves a directory from a linked guest's namespace.
+    fn linked(name: &str, netns: &Netns, settings: &[(&str, &str)]) -> Self {
+        let folder = folder(name);
+        let program = netns.program(directory(&folder));
+        Self {
+            address: LINK_HOST,
+            ..Self::start(folder, program, settings)
+        }
     }
 
     /// Serves a tree in memory.
@@ -75,6 +95,7 @@ impl Export {
         let mut server = program.clone().line("--tcp-port 0 --rdma-port 0").spawn();
         let (tcp, rdma) = listening(&mut server);
         Self {
+            address: HOST,
             tcp,
             rdma,
             server,

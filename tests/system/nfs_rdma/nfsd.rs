@@ -1,4 +1,5 @@
-//! Our client and Linux' own server, in the guest with soft-iWARP.
+//! Our client and Linux' own server, in the guest with soft-iWARP; `super::rxe` has it over
+//! rdma_rxe.
 //!
 //! nfsd gets its parameters by the files that its helper programs would write (`exports(5)`,
 //! `nfsd(7)`), so none of the helper programs is in the guest: this test answers in place of
@@ -7,9 +8,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::MutexGuard;
 
-use urnic_tests::guest::{Guest, HOST};
+use urnic_tests::guest::{Guest, HOST, LINK_GUEST, LINK_HOST};
 use urnic_tests::or_skip;
 use urnic_tests::peer::hex;
 use urnic_tests::program::Program;
@@ -33,21 +33,48 @@ echo $! >/rpcbind.pid
 until netstat -ltn | grep -q ':111 '; do sleep 0.1; done"#;
 
 /// nfsd, which is stopped when this is dropped.
-struct Nfsd {
-    guest: MutexGuard<'static, Guest>,
+pub(super) struct Nfsd<'a> {
+    guest: &'a Guest,
+    /// The address at which our client finds it.
+    pub(super) address: &'static str,
     /// The port at which MOUNT is answered.
     mount: u16,
 }
 
-impl Nfsd {
-    /// Exports a tmpfs.
-    fn start() -> Result<Self, String> {
+impl<'a> Nfsd<'a> {
+    /// Exports a tmpfs, by QEMU's user network.
+    fn start(guest: &'a Guest) -> Self {
+        let (mut nfsd, root) = Self::exports(guest, "127.0.0.1", HOST);
+        nfsd.mount = mountd((Ipv4Addr::LOCALHOST, 0), root);
+        nfsd
+    }
+
+    /// Exports a tmpfs, by the link of a linked guest. The guest passes calls of MOUNT on to here.
+    pub(super) fn linked(guest: &'a Guest) -> Self {
+        let (mut nfsd, root) = Self::exports(guest, LINK_GUEST, LINK_HOST);
+        let here: Ipv4Addr = LINK_HOST.parse().expect("an address");
+        let mountd = guest.netns().within(|| mountd((here, 0), root));
+        // nfsd's port itself is siw's, too.
+        nfsd.mount = 20048;
+        nfsd.does(&format!(
+            "nc -ll -p {port} -e nc {LINK_HOST} {mountd} </dev/null >/dev/null 2>&1 & echo $! >/mountd.pid; \
+             until netstat -ltn | grep -q ':{port} '; do sleep 0.1; done",
+            port = nfsd.mount
+        ));
+        nfsd
+    }
+
+    /// Exports a tmpfs to clients, which have this address; also returns the handle of its root.
+    fn exports(guest: &'a Guest, address: &'static str, clients: &str) -> (Self, Vec<u8>) {
         const FOR_EVER: u32 = i32::MAX as u32;
         // NFSEXP_INSECURE_PORT, _ASYNC, _NOSUBTREECHECK, _FSID.
         const FLAGS: u32 = 0x2 | 0x10 | 0x400 | 0x2000;
-        let guest = Guest::borrowed()?;
-        let mut nfsd = Self { guest, mount: 0 };
-        let port = nfsd.guest.port;
+        let nfsd = Self {
+            guest,
+            address,
+            mount: 0,
+        };
+        let port = guest.port;
         nfsd.does(RPCBIND);
         nfsd.does(
             "modprobe -a rpcrdma nfsd && mkdir -p /export && mount -t tmpfs -o size=300m export /export",
@@ -58,7 +85,7 @@ impl Nfsd {
             "cd /proc/fs/nfsd && echo 'rdma {port}' >portlist && echo 4 >threads"
         ));
         for (cache, line) in [
-            ("auth.unix.ip", format!("nfsd {HOST} {FOR_EVER} all")),
+            ("auth.unix.ip", format!("nfsd {clients} {FOR_EVER} all")),
             (
                 "nfsd.export",
                 format!("all /export {FOR_EVER} {FLAGS} 65534 65534 1"),
@@ -70,17 +97,17 @@ impl Nfsd {
         let guest_output =
             nfsd.does("exec 3<>/proc/fs/nfsd/filehandle && echo 'all /export 64' >&3 && cat <&3");
         let root = guest_output.lines().find_map(|line| line.strip_prefix("\\x"));
-        nfsd.mount = mountd(hex(root.unwrap_or_else(|| panic!("no handle: {guest_output}"))));
-        Ok(nfsd)
+        let root = hex(root.unwrap_or_else(|| panic!("no handle: {guest_output}")));
+        (nfsd, root)
     }
 
     #[track_caller]
-    fn does(&self, line: &str) -> String {
+    pub(super) fn does(&self, line: &str) -> String {
         self.guest.start(line).success()
     }
 
     /// A command of our client. Without CRC, of which siw 6.1 misreads some.
-    fn client(&self, command: &str) -> Program {
+    pub(super) fn client(&self, command: &str) -> Program {
         let (port, mount) = (self.guest.port, self.mount);
         urnic_nfs(&format!(
             "{command} --rdma --patience 60 --port {port} --mount-port {mount}"
@@ -89,17 +116,17 @@ impl Nfsd {
     }
 }
 
-impl Drop for Nfsd {
+impl Drop for Nfsd<'_> {
     fn drop(&mut self) {
-        let line = "echo 0 >/proc/fs/nfsd/threads; echo f >/proc/net/rpc/nfsd.export/flush; umount /export; kill $(cat /rpcbind.pid)";
+        let line = "echo 0 >/proc/fs/nfsd/threads; echo f >/proc/net/rpc/nfsd.export/flush; umount /export; kill $(cat /rpcbind.pid /mountd.pid)";
         let _ = self.guest.start(line).tries();
     }
 }
 
-/// Answers MOUNT (RFC 1813 appendix I) at a port, while the tests last: of what there is, only `/`
-/// is a directory.
-fn mountd(root: Vec<u8>) -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+/// Answers MOUNT (RFC 1813 appendix I) at a port, which it returns, while the tests last: of what
+/// there is, only `/` is a directory.
+fn mountd(at: (Ipv4Addr, u16), root: Vec<u8>) -> u16 {
+    let listener = TcpListener::bind(at).expect("a port");
     let port = listener.local_addr().expect("a TCP socket").port();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -148,8 +175,17 @@ fn answer(mut stream: TcpStream, root: &[u8]) -> std::io::Result<()> {
 #[test]
 #[ignore = "make interop"]
 fn our_client_reads_and_writes_files_of_linux_nfsd() {
-    let nfsd = or_skip!(Nfsd::start());
-    let folder = folder("nfsd");
+    let guest = or_skip!(Guest::borrowed());
+    let nfsd = Nfsd::start(&guest);
+    reads_and_writes(&nfsd, "nfsd", |program| program);
+}
+
+/// Our client, which runs in this place, copies files to the server and others from it.
+#[track_caller]
+pub(super) fn reads_and_writes(nfsd: &Nfsd<'_>, name: &str, place: impl Fn(Program) -> Program) {
+    let folder = folder(name);
+    let address = nfsd.address;
+    let client = |command: &str| place(nfsd.client(command));
     for (name, len) in [
         ("empty", 0),
         ("small", 100),
@@ -158,23 +194,21 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
     ] {
         let bytes = pattern(len);
         write(&folder.file("sent"), &bytes);
-        let put = nfsd
-            .client("put")
+        let put = client("put")
             .arg(folder.file("sent"))
-            .arg(format!("127.0.0.1:/{name}"));
+            .arg(format!("{address}:/{name}"));
         put.run().success();
         // Linux reads it, too.
         nfsd.does(&format!(
             "cd /export && [ $(wc -c <{name}) = {len} ] && cat {name} >{name}-too"
         ));
-        let get = nfsd
-            .client("get")
-            .arg(format!("127.0.0.1:/{name}-too"))
+        let get = client("get")
+            .arg(format!("{address}:/{name}-too"))
             .arg(folder.file("got"));
         get.run().success();
         assert!(read(&folder.file("got")) == bytes, "{name}");
     }
-    let listed = nfsd.client("ls").arg("127.0.0.1:/").run().success();
+    let listed = client("ls").arg(format!("{address}:/")).run().success();
     // After the warnings of the device.
     let names = "empty\nempty-too\nlarge\nlarge-too\nodd\nodd-too\nsmall\nsmall-too\n";
     assert!(listed.ends_with(names), "{listed}");
@@ -185,7 +219,8 @@ fn our_client_reads_and_writes_files_of_linux_nfsd() {
 #[ignore = "make interop"]
 fn rpc_k_07_linux_nfsd_takes_and_returns_our_long_lists() {
     const USERS: u32 = 300;
-    let nfsd = or_skip!(Nfsd::start());
+    let guest = or_skip!(Guest::borrowed());
+    let nfsd = Nfsd::start(&guest);
     let folder = folder("nfsd-lists");
     let lists = list("", USERS, "rwx") + &list("default:", USERS, "rwx");
     write(&folder.file("lists"), lists.as_bytes());
