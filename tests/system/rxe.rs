@@ -6,11 +6,13 @@ use std::process::Command as Process;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use urnic_sync::{Mutex, MutexGuard};
 use urnic_testkit::Folder;
 use urnic_tests::build::scratch;
 use urnic_tests::guest::{Guest, LINK_GUEST, LINK_HOST};
 use urnic_tests::program::Program;
+use urnic_tests::served::Served;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{free_port, until};
 use urnic_tests::{compiled, or_skip};
@@ -99,11 +101,14 @@ impl Rxe {
             None => name.into(),
         };
         let gid = gid_option(command);
-        let program = Program::new(name)
-            .line(&format!("{options} {gid} {OUR_GID} -p {port}"))
-            .env("URNIC_IDENTITY", "roce")
-            .env("URNIC_WIRE", "roce");
+        let program = Program::new(name).line(&format!("{options} {gid} {OUR_GID} -p {port}"));
+        self.here(program, settings)
+    }
+
+    /// A program at our end of the link.
+    fn here(&self, program: Program, settings: Settings<'_>) -> Program {
         let set = |program: Program, (name, value): &(&str, &str)| program.env(name, value);
+        let program = program.env("URNIC_IDENTITY", "roce").env("URNIC_WIRE", "roce");
         self.0.netns().program(settings.iter().fold(program, set))
     }
 
@@ -116,6 +121,20 @@ impl Rxe {
         };
         let (name, options) = command.split_once(' ').unwrap_or((command, ""));
         format!("DEVICE=rxe0 timeout {SECONDS} {name} {device} {options} {gid} {RXE_GID} -p {port}")
+    }
+
+    /// Waits until rxe has received a thousand packets more.
+    #[track_caller]
+    fn transfers(&self) {
+        let count = "cat /sys/class/infiniband/rxe0/ports/1/hw_counters/rcvd_pkts";
+        let count = || -> u64 {
+            let printed = self.0.start(count).success();
+            let number = printed.split_whitespace().next().map(str::parse);
+            number.expect("a word").expect("a number")
+        };
+        let before = count();
+        let passes = until(LIMIT, || (count() > before + 1000).then_some(()));
+        assert!(passes.is_some(), "rxe receives no packets");
     }
 
     /// Puts one of our programs into the guest; commands name it by this path.
@@ -213,12 +232,7 @@ fn rxe_and_urnic_exchange_datagrams_and_unreliable_messages() {
 fn rxe_and_urnic_answer_each_others_lookups() {
     or_skip!(installed("udaddy"));
     let rxe = or_skip!(Rxe::borrowed());
-    let ours = |options: &str| {
-        let program = Program::new("udaddy").line(options);
-        rxe.0
-            .netns()
-            .program(program.env("URNIC_IDENTITY", "roce").env("URNIC_WIRE", "roce"))
-    };
+    let ours = |options: &str| rxe.here(Program::new("udaddy").line(options), &[]);
     let theirs = |options: &str| format!("timeout {SECONDS} udaddy {options}");
     let server = ours("").spawn();
     rxe.0.netns().has_udp_sockets(UDADDY_PORT, 1);
@@ -289,8 +303,9 @@ fn rxe_and_urnic_refuse_the_same_requests() {
     }
 }
 
-/// The ends of a command of rdma_cm, whose client names the server's address by `to`.
-fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
+/// The ends of a command of rdma_cm, ours with these settings; its client names the server's
+/// address by `to`.
+fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2], settings: Settings<'_>) {
     let port = free_port();
     let address = match server {
         Server::Urnic => LINK_HOST,
@@ -300,11 +315,7 @@ fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
     let ours = |command: &str| {
         let command = line(command);
         let (name, options) = command.split_once(' ').expect("a program and its options");
-        let program = Program::new(name)
-            .line(options)
-            .env("URNIC_IDENTITY", "roce")
-            .env("URNIC_WIRE", "roce");
-        rxe.0.netns().program(program)
+        rxe.here(Program::new(name).line(options), settings)
     };
     // The guest has another device, too.
     let theirs = |command: &str| {
@@ -347,21 +358,88 @@ fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
     );
 }
 
+/// Servers and clients of rdma_cm.
+const RDMA_CM: [[&str; 2]; 2] = [
+    [
+        "rping -s -a ADDRESS -C 20 -V -S 3000",
+        "rping -c -a ADDRESS -C 20 -V -S 3000",
+    ],
+    ["ucmatose -b ADDRESS -c 4 -C 20", "ucmatose -s ADDRESS -c 4 -C 20"],
+];
+
 #[test]
 fn programs_of_rdma_cm_connect_to_rxe() {
     or_skip!(installed("rping"));
     let rxe = or_skip!(Rxe::borrowed());
     rxe.0.start("modprobe rdma_ucm").success();
     for server in BOTH {
-        for command in [
-            [
-                "rping -s -a ADDRESS -C 20 -V -S 3000",
-                "rping -c -a ADDRESS -C 20 -V -S 3000",
-            ],
-            ["ucmatose -b ADDRESS -c 4 -C 20", "ucmatose -s ADDRESS -c 4 -C 20"],
-        ] {
-            by_rdma_cm(&rxe, server, command);
+        for command in RDMA_CM {
+            by_rdma_cm(&rxe, server, command, &[]);
         }
+    }
+}
+
+/// The device is in a process of its own, for several programs one after the other.
+#[test]
+fn rxe_and_a_served_device_exchange_messages() {
+    or_skip!(installed("ib_atomic_bw"));
+    or_skip!(installed("rping"));
+    let rxe = or_skip!(Rxe::borrowed());
+    rxe.0.start("modprobe rdma_ucm").success();
+    let served = Served::through(&rxe.0.netns().entry(), "");
+    let device = served.device();
+    let settings = [("URNIC_DEVICE", device.as_str())];
+    for server in BOTH {
+        for command in [
+            "ibv_rc_pingpong -c -n 50 -s 20000",
+            "ibv_rc_pingpong -c -n 50 -e",
+            "ibv_ud_pingpong -c -n 50 -s 1000",
+            "ibv_uc_pingpong -c -n 50 -e",
+            "ib_send_bw -n 50 -q 2",
+            "ib_write_bw -n 10 -s 1048576",
+            "ib_read_bw -n 10 -s 1048576",
+            "ib_read_lat -n 50 -e",
+            "ib_atomic_bw -n 50 -A FETCH_AND_ADD",
+        ] {
+            rxe.both(server, command, &settings);
+        }
+        for command in RDMA_CM {
+            by_rdma_cm(&rxe, server, command, &settings);
+        }
+    }
+}
+
+/// Processes that are killed leave the device, here and in the guest, to the next ones.
+#[test]
+fn requests_fail_whose_peer_at_the_other_end_of_the_link_is_killed() {
+    or_skip!(installed("ib_write_bw"));
+    let rxe = or_skip!(Rxe::borrowed());
+    let served = Served::through(&rxe.0.netns().entry(), "");
+    let device = served.device();
+    let endless = "ib_write_bw -D 60";
+    for settings in [&[][..], &[("URNIC_DEVICE", device.as_str())]] {
+        let port = free_port();
+        let theirs = rxe.0.listener_at(port, &Rxe::theirs(endless, port));
+        let ours = rxe.ours(endless, port, settings).arg(LINK_GUEST).spawn();
+        rxe.transfers();
+        rxe.0.stop();
+        let said = ours.wait_for(LIMIT).failure();
+        // IBV_WC_RETRY_EXC_ERR.
+        assert!(said.contains("Failed status 12"), "{said}");
+        theirs.ends();
+
+        let mut ours = rxe.ours(endless, port, settings).spawn();
+        ours.wait_until_listening(port);
+        let theirs = rxe
+            .0
+            .start(&format!("{} {LINK_HOST}", Rxe::theirs(endless, port)));
+        rxe.transfers();
+        ours.signal(Signal::KILL);
+        ours.wait();
+        // rxe repeats its requests for ever, if it may do so seven times, and no device answers.
+        rxe.0.stop();
+        theirs.ends();
+        rxe.both(Server::Urnic, "ibv_rc_pingpong -c -n 20", settings);
     }
 }
 

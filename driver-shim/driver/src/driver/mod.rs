@@ -24,6 +24,7 @@ use crate::events::{EventLoop, EventQueues, now};
 use crate::gate::Gate;
 use crate::manager::Manager;
 use crate::objects::{Context, ContextEvents, Contexts, EventTarget, PageSlot, Pd, Registered, Table};
+use crate::paths::require_wire;
 use crate::planned::PlannedFaults;
 use crate::resident::Resident;
 use crate::watch::{Failures, StatSocket};
@@ -450,6 +451,7 @@ impl Driver {
         bus.signals(handler.clone());
         let commands = CommandQueue::start(bus, pool, handler)?;
         let attributes = read_attributes(&commands)?;
+        require_wire(&config, &attributes)?;
         commands.bus().features(attributes.features);
         let local_host = LocalHost::new(read_gids(&commands)?, config.native.listen, config.identity);
         let event_queues = EventQueues::create(&commands, &attributes)?;
