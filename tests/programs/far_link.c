@@ -1,9 +1,9 @@
-/* far_link -d MICROSECONDS -l N [-r N] [-t N] PID PID: joins the network namespaces of two processes
- * by an interface `far0` in each. A packet arrives after the given time at the other end, and each
- * Nth packet of a direction is lost (-l), overtakes the one before it (-r), or arrives twice (-t): so
- * often that two programs with the same traffic have the same.
- * Prints a line when both interfaces exist, and ends, with them, when its input ends. The kernel's
- * netem does the same where it is built. */
+/* far_link -d MICROSECONDS -l N [-r N] [-t N] PID PID: joins the network namespaces of two
+ * processes by an interface `far0` in each. A packet arrives after the given time at the other end,
+ * and each Nth packet of a direction is lost (-l), overtakes the one before it (-r), or arrives
+ * twice (-t): so often that two programs with the same traffic have the same. Prints a line when
+ * both interfaces exist, and ends, with them, when its input ends. The kernel's netem does the same
+ * where it is built. */
 #define _GNU_SOURCE
 #include "rc.h"
 

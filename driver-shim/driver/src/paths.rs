@@ -5,34 +5,15 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
 use urnic_cm::qp_attr::QpAttr;
-use urnic_config::{Config, Wire};
-use urnic_device::command::{Opcode, create_qp, features};
+use urnic_config::Wire;
+use urnic_device::command::{Opcode, create_qp};
 use urnic_device::stream::{Path, Retries};
 
-use crate::attributes::Attributes;
 use crate::driver::{Driver, Qp};
 use crate::refusal::{Reason, Refusal};
 
 /// Bytes of the MTU with `enum ibv_mtu` 1.
 const MTU_256: u32 = 128;
-
-/// Checks that a device with these attributes has the wire that the configuration names. One line
-/// says if it does not.
-///
-/// # Errors
-/// `EOPNOTSUPP`.
-pub(crate) fn require_wire(config: &Config, attributes: &Attributes) -> Result<(), Errno> {
-    let is_roce = config.identity.is_roce() && config.wire == Wire::Roce;
-    if !is_roce || attributes.features & features::ROCE != 0 {
-        return Ok(());
-    }
-    tracing::error!(
-        "wire=roce: the device {} has no queue pairs that speak RoCE v2 (feature ROCE), so it cannot be opened; \
-         set wire=iwarp, or use a device of a later version",
-        config.device
-    );
-    Err(Errno::OPNOTSUPP)
-}
 
 impl Driver {
     /// The rule of new queue pairs ([`create_qp::ROCE`]), if they speak RoCE v2.
@@ -103,36 +84,5 @@ impl Qp {
             reads: u32::from(attr.max_rd_atomic).into(),
         };
         self.driver().commands().run(Opcode::StartPath, &retries)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use urnic_config::Identity;
-    use urnic_device::command::DeviceAttributes;
-    use zerocopy::FromZeros;
-
-    #[test]
-    fn a_device_without_the_configured_wire_is_refused() {
-        for (identity, wire, features, expected) in [
-            (Identity::Roce, Wire::Roce, 0, Err(Errno::OPNOTSUPP)),
-            (Identity::Roce, Wire::Roce, !features::ROCE, Err(Errno::OPNOTSUPP)),
-            (Identity::Roce, Wire::Roce, features::ROCE, Ok(())),
-            (Identity::Roce, Wire::Iwarp, 0, Ok(())),
-            // The option has no effect on an RNIC.
-            (Identity::Iwarp, Wire::Roce, 0, Ok(())),
-        ] {
-            let config = Config {
-                identity,
-                wire,
-                ..Config::default()
-            };
-            let attributes = Attributes {
-                features,
-                ..Attributes::from(DeviceAttributes::new_zeroed())
-            };
-            assert_eq!(require_wire(&config, &attributes), expected, "{config:?}");
-        }
     }
 }

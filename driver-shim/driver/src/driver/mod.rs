@@ -16,7 +16,7 @@ use urnic_device::cqe::CQE_LEN;
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::vocabulary::QpKind;
 
-use crate::attributes::{Attributes, read_attributes, read_gids};
+use crate::attributes::{Attributes, read_attributes, read_gids, require_wire};
 use crate::command::{self, CommandQueue};
 use crate::connections::Connections;
 use crate::dma::{DmaMemory, DmaPool};
@@ -24,7 +24,6 @@ use crate::events::{EventLoop, EventQueues, now};
 use crate::gate::Gate;
 use crate::manager::Manager;
 use crate::objects::{Context, ContextEvents, Contexts, EventTarget, PageSlot, Pd, Registered, Table};
-use crate::paths::require_wire;
 use crate::planned::PlannedFaults;
 use crate::resident::Resident;
 use crate::watch::{Failures, StatSocket};
