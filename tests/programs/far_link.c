@@ -1,8 +1,9 @@
-/* far_link -d MICROSECONDS -l N PID PID: joins the network namespaces of two processes by an
- * interface `far0` in each. A packet arrives after the given time at the other end, and each Nth
- * packet of a direction is lost: so often that two programs with the same traffic lose the same.
- * Prints a line when both interfaces exist, and ends, with them, when its input ends. The kernel's
- * netem does the same where it is built. */
+/* far_link -d MICROSECONDS -l N [-r N] [-t N] PID PID: joins the network namespaces of two
+ * processes by an interface `far0` in each. A packet arrives after the given time at the other end,
+ * and each Nth packet of a direction is lost (-l), overtakes the one before it (-r), or arrives
+ * twice (-t): so often that two programs with the same traffic have the same. Prints a line when
+ * both interfaces exist, and ends, with them, when its input ends. The kernel's netem does the same
+ * where it is built. */
 #define _GNU_SOURCE
 #include "rc.h"
 
@@ -48,12 +49,23 @@ static int interface_of(const char *process)
 	return tun;
 }
 
-static void take(struct direction *way, double delay, unsigned long loss)
+/* How often a packet has a fault; 0 is never. */
+struct faults {
+	unsigned long loss, reorder, twice;
+};
+
+static bool strikes(unsigned long every, unsigned long packet)
+{
+	return every && packet % every == 0;
+}
+
+static void take(struct direction *way, double delay, const struct faults *faults)
 {
 	for (;;) {
 		struct packet *packet = &way->packets[way->end % ROOM];
 		static uint8_t lost[LARGEST];
-		bool full = way->end - way->begin == ROOM, loses = full || (way->seen + 1) % loss == 0;
+		/* A packet may need two places. */
+		bool full = way->end - way->begin > ROOM - 2, loses = full || strikes(faults->loss, way->seen + 1);
 		ssize_t n = read(way->from, loses ? lost : packet->bytes, LARGEST);
 		if (n <= 0)
 			return;
@@ -62,7 +74,17 @@ static void take(struct direction *way, double delay, unsigned long loss)
 			continue;
 		packet->due = now_us() + delay;
 		packet->length = n;
+		/* The one before can be overtaken while it waits. */
+		struct packet *before = &way->packets[(way->end - 1) % ROOM];
+		if (strikes(faults->reorder, way->seen) && way->end > way->begin) {
+			struct packet later = *before;
+			*before = *packet;
+			*packet = later;
+			before->due = later.due;
+		}
 		way->end++;
+		if (strikes(faults->twice, way->seen))
+			way->packets[way->end++ % ROOM] = *packet;
 	}
 }
 
@@ -81,15 +103,17 @@ static void pass(struct direction *way)
 int main(int argc, char **argv)
 {
 	double delay = 0;
-	unsigned long loss = 0;
+	struct faults faults = { 0 };
 	int option;
-	while ((option = getopt(argc, argv, "d:l:")) != -1)
+	while ((option = getopt(argc, argv, "d:l:r:t:")) != -1)
 		switch (option) {
 		case 'd': delay = atof(optarg); break;
-		case 'l': loss = strtoul(optarg, NULL, 0); break;
+		case 'l': faults.loss = strtoul(optarg, NULL, 0); break;
+		case 'r': faults.reorder = strtoul(optarg, NULL, 0); break;
+		case 't': faults.twice = strtoul(optarg, NULL, 0); break;
 		}
-	if (optind + 2 != argc || loss < 1)
-		die("far_link -d MICROSECONDS -l N PID PID");
+	if (optind + 2 != argc || faults.loss < 1)
+		die("far_link -d MICROSECONDS -l N [-r N] [-t N] PID PID");
 	int ends[] = { interface_of(argv[optind]), interface_of(argv[optind + 1]) };
 	struct direction ways[2];
 	for (int i = 0; i < 2; i++)
@@ -106,7 +130,7 @@ int main(int argc, char **argv)
 	do {
 		double wait = 1e6;
 		for (int i = 0; i < 2; i++) {
-			take(&ways[i], delay, loss);
+			take(&ways[i], delay, &faults);
 			pass(&ways[i]);
 			if (ways[i].begin < ways[i].end) {
 				double left = ways[i].packets[ways[i].begin % ROOM].due - now_us();

@@ -30,7 +30,7 @@ use crate::wait::{free_port, until};
 pub const HOST: &str = "10.0.2.2";
 
 /// The programs that tests run in the guest.
-const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin sctp_peer ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat ib_atomic_bw ib_atomic_lat ibv_rc_pingpong ibv_srq_pingpong transfer refused";
+const PROGRAMS: &str = "rping ucmatose rstream rcopy cm_sizes cm_endings cm_many tcp_spin sctp_peer ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat ib_atomic_bw ib_atomic_lat ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong ibv_ud_pingpong udaddy mckey riostream rdma_server rdma_xserver qperf transfer refused";
 
 /// The address of a linked guest's namespace on the link.
 pub const LINK_HOST: &str = "10.88.0.1";
@@ -288,8 +288,9 @@ impl Guest {
         self.listens(line, &format!("grep -q ' {} ' /proc/net/sctp/eps", self.port))
     }
 
+    /// Starts a command line, and waits until the condition, another command line, is fulfilled.
     #[track_caller]
-    fn listens(&self, line: &str, condition: &str) -> Task {
+    pub fn listens(&self, line: &str, condition: &str) -> Task {
         let task = self.start(line);
         let wait =
             format!("n=0; until {condition}; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done");

@@ -45,6 +45,7 @@ mod refusals;
 mod required;
 mod roce;
 mod roce_datagrams;
+mod roce_far;
 mod roce_wire;
 mod rpc_rdma;
 mod rpc_service;

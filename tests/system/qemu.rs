@@ -177,6 +177,26 @@ fn programs_in_a_guest_use_its_functions() {
     programs_run(&host, &End::Guest(&guest, 1), FIRST, ALSO_FIRST);
 }
 
+/// The packets are those of RoCE v2: UDP port 4791 is that of the server's process.
+#[test]
+fn a_function_of_a_guest_exchanges_packets_of_roce() {
+    let [first, second] = or_skip!(Netns::pair());
+    let server = Server::start(&first, &[FIRST], "");
+    let guest = or_skip!(PciGuest::boot(&first, &server.sockets()));
+    guest.bind(0);
+    let (there, host) = (End::Guest(&guest, 0), End::Host(&second));
+    let program = "env URNIC_IDENTITY=roce URNIC_WIRE=roce";
+    for command in [
+        "ibv_rc_pingpong -g 3 -c -n 100",
+        "ibv_ud_pingpong -g 3 -c -n 50 -s 1000",
+        "ib_read_bw -x 3 -F -n 20 -u 16",
+    ] {
+        let line = format!("{program} {command} -p {PORT}");
+        succeed((&there, &line), (&host, &format!("{line} {FIRST}")));
+        succeed((&host, &line), (&there, &format!("{line} {SECOND}")));
+    }
+}
+
 /// The commands of the page on functions in a guest, block by block, for the one function of this
 /// guest.
 fn vfio_page() -> Vec<String> {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use urnic_testkit::Folder;
@@ -227,18 +228,33 @@ fn datagrams(netns: &Netns) -> u64 {
     first.and_then(|value| value.parse().ok()).expect("InDatagrams")
 }
 
+/// The specification permits a Local ACK Timeout of up to four times its value.
 #[test]
 fn requests_to_a_killed_peer_fail_after_all_retries() {
     or_skip!(installed("ib_send_bw"));
-    for line in ["ib_write_bw -D 60", "ib_read_bw -D 60"] {
+    for (line, timeout) in [
+        ("ib_write_bw -D 60", 14),
+        ("ib_read_bw -D 60", 14),
+        ("ib_write_bw -D 60", 16),
+    ] {
         let netns = or_skip!(Netns::pair());
-        let (server, client) = between(&netns, &format!("{line} -F -x 3")).start();
+        let (server, client) = between(&netns, &format!("{line} -F -x 3 -u {timeout}")).start();
         let passes = until(TIME_LIMIT, || (datagrams(&netns[0]) > 1000).then_some(()));
         assert!(passes.is_some(), "{line}: no packets");
+        let killed = Instant::now();
         server.signal(Signal::KILL);
         let said = client.wait_for(LIMIT).failure();
         // IBV_WC_RETRY_EXC_ERR.
         assert!(said.contains("status 12"), "{said}");
+        // perftest's retry_cnt is 7.
+        let all_retries = 8 * Duration::from_nanos(4096 << timeout);
+        let after = killed.elapsed();
+        // The last acknowledgement came before the signal.
+        assert!(after >= all_retries.mul_f32(0.9), "{line}, {timeout}: {after:?}");
+        assert!(
+            after <= 4 * all_retries + TIME_LIMIT / 2,
+            "{line}, {timeout}: {after:?}"
+        );
     }
 }
 

@@ -6,11 +6,14 @@ use std::process::Command as Process;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use urnic_sync::{Mutex, MutexGuard};
 use urnic_testkit::Folder;
 use urnic_tests::build::scratch;
 use urnic_tests::guest::{Guest, LINK_GUEST, LINK_HOST};
 use urnic_tests::program::Program;
+use urnic_tests::served::Served;
+use urnic_tests::shell::Task;
 use urnic_tests::skip::installed;
 use urnic_tests::wait::{free_port, until};
 use urnic_tests::{compiled, or_skip};
@@ -126,6 +129,29 @@ impl Rxe {
         format!("DEVICE=rxe0 timeout {SECONDS} {name} {device} {options} {gid} {RXE_GID} -p {port}")
     }
 
+    /// Starts a command line that listens by rdma_cm, and waits until it does.
+    #[track_caller]
+    fn listener_of_rdma_cm(&self, port: u16, line: &str) -> Task {
+        self.0.listens(
+            line,
+            &format!("rdma res show cm_id | grep -q 'link rxe0/.* LISTEN .*:{port} '"),
+        )
+    }
+
+    /// Waits until rxe has received a thousand packets more.
+    #[track_caller]
+    fn transfers(&self) {
+        let count = "cat /sys/class/infiniband/rxe0/ports/1/hw_counters/rcvd_pkts";
+        let count = || -> u64 {
+            let printed = self.0.start(count).success();
+            let number = printed.split_whitespace().next().map(str::parse);
+            number.expect("a word").expect("a number")
+        };
+        let before = count();
+        let passes = until(LIMIT, || (count() > before + 1000).then_some(()));
+        assert!(passes.is_some(), "rxe receives no packets");
+    }
+
     /// Puts one of our programs into the guest; commands name it by this path.
     fn with(&self, name: &str) -> Result<(), String> {
         let program = compiled(name)?;
@@ -229,11 +255,7 @@ fn rxe_and_urnic_answer_each_others_lookups() {
     client.success();
     server.wait_for(LIMIT).success();
 
-    let server = rxe.0.start(&theirs(""));
-    let listens = format!(
-        "timeout {SECONDS} sh -c 'until rdma res show cm_id | grep -q {UDADDY_PORT}; do sleep 0.1; done'"
-    );
-    rxe.0.start(&listens).success();
+    let server = rxe.listener_of_rdma_cm(UDADDY_PORT, &theirs(""));
     ours(&format!("-s {LINK_GUEST}")).run_for(LIMIT).success();
     server.success();
 }
@@ -292,8 +314,9 @@ fn rxe_and_urnic_refuse_the_same_requests() {
     }
 }
 
-/// The ends of a command of rdma_cm, whose client names the server's address by `to`.
-fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
+/// The ends of a command of rdma_cm, ours with these settings; its client names the server's
+/// address by `to`.
+fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2], settings: Settings<'_>) {
     let port = free_port();
     let address = match server {
         Server::Urnic => LINK_HOST,
@@ -318,20 +341,9 @@ fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
             (ours, theirs)
         }
         Server::Rxe => {
-            // A listener of rdma_cm is no socket that could be seen.
-            let theirs = rxe.0.start(&theirs(at));
-            let connects = || {
-                std::thread::sleep(Duration::from_secs(3));
-                let mut ours = ours(to).spawn();
-                until(LIMIT, || ours.ended());
-                ours
-            };
-            let mut ours = connects();
-            for _ in 0..6 {
-                if ours.output().contains("no program listens there (REJ, reason 8)") {
-                    ours = connects();
-                }
-            }
+            let theirs = rxe.listener_of_rdma_cm(port, &theirs(at));
+            let mut ours = ours(to).spawn();
+            until(LIMIT, || ours.ended());
             (ours, theirs.ends())
         }
     };
@@ -346,21 +358,131 @@ fn by_rdma_cm(rxe: &Rxe, server: Server, [at, to]: [&str; 2]) {
     );
 }
 
+/// Servers and clients of rdma_cm.
+const RDMA_CM: [[&str; 2]; 6] = [
+    [
+        "rping -s -a ADDRESS -C 20 -V -S 3000",
+        "rping -c -a ADDRESS -C 20 -V -S 3000",
+    ],
+    ["ucmatose -b ADDRESS -c 4 -C 20", "ucmatose -s ADDRESS -c 4 -C 20"],
+    ["rdma_server", "rdma_client -s ADDRESS"],
+    ["rdma_xserver", "rdma_xclient -s ADDRESS"],
+    // rsockets, whose messages the programs compare.
+    [
+        "rstream -b ADDRESS -C 20 -S 20000 -T v",
+        "rstream -s ADDRESS -C 20 -S 20000 -T v",
+    ],
+    [
+        "riostream -b ADDRESS -C 20 -S 20000 -T v",
+        "riostream -s ADDRESS -C 20 -S 20000 -T v",
+    ],
+];
+
+/// The server is ours: that of qperf 0.4.11 names its port before it listens, which an emulated
+/// machine does too late.
+#[test]
+fn qperf_from_rxe() {
+    or_skip!(installed("qperf"));
+    let rxe = or_skip!(Rxe::borrowed());
+    rxe.0.start("modprobe rdma_ucm").success();
+    let port = free_port();
+    let mut server = rxe
+        .here(Program::new("qperf").line(&format!("-lp {port}")))
+        .spawn();
+    server.wait_until_listening(port);
+    let client = |line: &str| {
+        let line = format!("timeout {SECONDS} qperf {LINK_HOST} -lp {port} -to 60 {line}");
+        rxe.0.start(&line).success()
+    };
+    for tests in [
+        "rc_bi_bw rc_bw rc_lat",
+        "rc_rdma_read_bw rc_rdma_read_lat rc_rdma_write_bw rc_rdma_write_lat",
+        "rc_compare_swap_mr rc_fetch_add_mr ver_rc_compare_swap ver_rc_fetch_add",
+    ] {
+        let printed = client(&format!("-cm 1 -t 1 {tests}"));
+        assert_eq!(
+            printed.matches(" = ").count(),
+            tests.split(' ').count(),
+            "{printed}"
+        );
+    }
+    client("quit");
+    server.wait_for(LIMIT).success();
+}
+
 #[test]
 fn programs_of_rdma_cm_connect_to_rxe() {
     or_skip!(installed("rping"));
     let rxe = or_skip!(Rxe::borrowed());
     rxe.0.start("modprobe rdma_ucm").success();
     for server in BOTH {
-        for command in [
-            [
-                "rping -s -a ADDRESS -C 20 -V -S 3000",
-                "rping -c -a ADDRESS -C 20 -V -S 3000",
-            ],
-            ["ucmatose -b ADDRESS -c 4 -C 20", "ucmatose -s ADDRESS -c 4 -C 20"],
-        ] {
-            by_rdma_cm(&rxe, server, command);
+        for command in RDMA_CM {
+            by_rdma_cm(&rxe, server, command, &[]);
         }
+    }
+}
+
+/// The device is in a process of its own, for several programs one after the other.
+#[test]
+fn rxe_and_a_served_device_exchange_messages() {
+    or_skip!(installed("ib_atomic_bw"));
+    or_skip!(installed("rping"));
+    let rxe = or_skip!(Rxe::borrowed());
+    rxe.0.start("modprobe rdma_ucm").success();
+    let served = Served::through(&rxe.0.netns().entry(), "");
+    let device = served.device();
+    let settings = [("URNIC_DEVICE", device.as_str())];
+    for server in BOTH {
+        for command in [
+            "ibv_rc_pingpong -c -n 50 -s 20000",
+            "ibv_rc_pingpong -c -n 50 -e",
+            "ibv_ud_pingpong -c -n 50 -s 1000",
+            "ibv_uc_pingpong -c -n 50 -e",
+            "ib_send_bw -n 50 -q 2",
+            "ib_write_bw -n 10 -s 1048576",
+            "ib_read_bw -n 10 -s 1048576",
+            "ib_read_lat -n 50 -e",
+            "ib_atomic_bw -n 50 -A FETCH_AND_ADD",
+        ] {
+            rxe.both(server, command, &settings);
+        }
+        for command in RDMA_CM {
+            by_rdma_cm(&rxe, server, command, &settings);
+        }
+    }
+}
+
+/// Processes that are killed leave the device, here and in the guest, to the next ones.
+#[test]
+fn requests_fail_whose_peer_at_the_other_end_of_the_link_is_killed() {
+    or_skip!(installed("ib_write_bw"));
+    let rxe = or_skip!(Rxe::borrowed());
+    let served = Served::through(&rxe.0.netns().entry(), "");
+    let device = served.device();
+    let endless = "ib_write_bw -D 60";
+    for settings in [&[][..], &[("URNIC_DEVICE", device.as_str())]] {
+        let port = free_port();
+        let theirs = rxe.0.listener_at(port, &Rxe::theirs(endless, port));
+        let ours = rxe.ours(endless, port, settings).arg(LINK_GUEST).spawn();
+        rxe.transfers();
+        rxe.0.stop();
+        let said = ours.wait_for(LIMIT).failure();
+        // IBV_WC_RETRY_EXC_ERR.
+        assert!(said.contains("Failed status 12"), "{said}");
+        theirs.ends();
+
+        let mut ours = rxe.ours(endless, port, settings).spawn();
+        ours.wait_until_listening(port);
+        let theirs = rxe
+            .0
+            .start(&format!("{} {LINK_HOST}", Rxe::theirs(endless, port)));
+        rxe.transfers();
+        ours.signal(Signal::KILL);
+        ours.wait();
+        // rxe repeats its requests for ever, if it may do so seven times, and no device answers.
+        rxe.0.stop();
+        theirs.ends();
+        rxe.both(Server::Urnic, "ibv_rc_pingpong -c -n 20", settings);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The limits of the device and its address table, as the driver reads them once.
 
 use rustix::io::Errno;
-use urnic_device::command::{Count, DeviceAttributes, Nothing, Opcode};
+use urnic_config::{Config, Wire};
+use urnic_device::command::{Count, DeviceAttributes, Nothing, Opcode, features};
 use urnic_device::stream::{self, ip_of};
 
 use crate::command::CommandQueue;
@@ -104,4 +105,52 @@ pub(crate) fn read_gids(commands: &CommandQueue) -> Result<Vec<Gid>, Errno> {
             prefix_len: u8::try_from(a.prefix_len.get()).unwrap_or(u8::MAX),
         })
         .collect())
+}
+
+/// Checks that a device with these attributes has the wire that the configuration names. One line
+/// says if it does not.
+///
+/// # Errors
+/// `EOPNOTSUPP`.
+pub(crate) fn require_wire(config: &Config, attributes: &Attributes) -> Result<(), Errno> {
+    let is_roce = config.identity.is_roce() && config.wire == Wire::Roce;
+    if !is_roce || attributes.features & features::ROCE != 0 {
+        return Ok(());
+    }
+    tracing::error!(
+        "wire=roce: the device {} has no queue pairs that speak RoCE v2 (feature ROCE), so it cannot be opened; \
+         set wire=iwarp, or use a device of a later version",
+        config.device
+    );
+    Err(Errno::OPNOTSUPP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use urnic_config::Identity;
+    use zerocopy::FromZeros;
+
+    #[test]
+    fn a_device_without_the_configured_wire_is_refused() {
+        for (identity, wire, features, expected) in [
+            (Identity::Roce, Wire::Roce, 0, Err(Errno::OPNOTSUPP)),
+            (Identity::Roce, Wire::Roce, !features::ROCE, Err(Errno::OPNOTSUPP)),
+            (Identity::Roce, Wire::Roce, features::ROCE, Ok(())),
+            (Identity::Roce, Wire::Iwarp, 0, Ok(())),
+            // The option has no effect on an RNIC.
+            (Identity::Iwarp, Wire::Roce, 0, Ok(())),
+        ] {
+            let config = Config {
+                identity,
+                wire,
+                ..Config::default()
+            };
+            let attributes = Attributes {
+                features,
+                ..Attributes::from(DeviceAttributes::new_zeroed())
+            };
+            assert_eq!(require_wire(&config, &attributes), expected, "{config:?}");
+        }
+    }
 }

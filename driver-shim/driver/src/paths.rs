@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use rustix::io::Errno;
 use urnic_cm::qp_attr::QpAttr;
 use urnic_config::Wire;
-use urnic_device::command::{Opcode, create_qp, features};
+use urnic_device::command::{Opcode, create_qp};
 use urnic_device::stream::{Path, Retries};
 
 use crate::driver::{Driver, Qp};
@@ -26,8 +26,7 @@ impl Driver {
 
     /// Whether the wire is that of RoCE v2.
     pub(crate) fn speaks_roce(&self) -> bool {
-        let has_roce = self.attributes().features & features::ROCE != 0;
-        self.identity().is_roce() && self.config().wire == Wire::Roce && has_roce
+        self.identity().is_roce() && self.config().wire == Wire::Roce
     }
 
     /// The refusal of a queue pair that the device could not create for this reason.

@@ -20,6 +20,22 @@ use crate::carrier::listen_over;
 use crate::mpa_startup::Close;
 use urnic_config::{CmPorts, Llp};
 
+/// The source address of an id that has one. Linux has no route from a loopback address to another
+/// host.
+///
+/// # Errors
+/// `EINVAL` without a route; those of the route.
+fn from_address(world: &mut World<'_>, local: SocketAddr, remote: SocketAddr) -> Result<SocketAddr, Errno> {
+    if !local.ip().is_loopback() || remote.ip().to_canonical().is_loopback() {
+        return Ok(local);
+    }
+    let source = world.device.source(remote)?.ip();
+    match source.is_loopback() || source == remote.ip() {
+        true => Ok(local),
+        false => Err(Errno::INVAL),
+    }
+}
+
 impl Engine {
     /// Binds an id to an address, and to a port of its own.
     ///
@@ -290,7 +306,7 @@ impl Engine {
             Err(Errno::NETUNREACH)
         } else {
             match local {
-                Some(local) if !local.ip().is_unspecified() => Ok(local),
+                Some(local) if !local.ip().is_unspecified() => from_address(world, local, remote),
                 _ => world.device.source(remote),
             }
         };

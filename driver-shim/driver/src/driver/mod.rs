@@ -16,7 +16,7 @@ use urnic_device::cqe::CQE_LEN;
 use urnic_device::doorbell::{Doorbell, Kind};
 use urnic_device::vocabulary::QpKind;
 
-use crate::attributes::{Attributes, read_attributes, read_gids};
+use crate::attributes::{Attributes, read_attributes, read_gids, require_wire};
 use crate::command::{self, CommandQueue};
 use crate::connections::Connections;
 use crate::dma::{DmaMemory, DmaPool};
@@ -450,6 +450,7 @@ impl Driver {
         bus.signals(handler.clone());
         let commands = CommandQueue::start(bus, pool, handler)?;
         let attributes = read_attributes(&commands)?;
+        require_wire(&config, &attributes)?;
         commands.bus().features(attributes.features);
         let local_host = LocalHost::new(read_gids(&commands)?, config.native.listen, config.identity);
         let event_queues = EventQueues::create(&commands, &attributes)?;

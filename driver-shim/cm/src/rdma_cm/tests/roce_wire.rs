@@ -54,6 +54,40 @@ fn ready(net: &mut Net, port: u16, uid: u64) -> (u64, u32) {
     (channel, id)
 }
 
+/// `rdma_resolve_addr` from this address of the first host: the event's type and status.
+fn resolved_from(local: &str, remote: &str) -> (u32, i32) {
+    let (mut net, _) = hosts(1);
+    let address = |text: &str| CmAddress::Ip(text.parse().unwrap());
+    let channel = net.at(0, |engine, world| {
+        let channel = engine.open_channel();
+        let id = engine.create(channel, 5, PS_TCP).unwrap();
+        let (local, remote) = (address(local), address(remote));
+        engine
+            .resolve_address(world, channel, id, Some(local), remote)
+            .unwrap();
+        channel
+    });
+    let events = net.take_events(0, channel);
+    assert_eq!(events.len(), 1, "{events:?}");
+    (events[0].2, events[0].3)
+}
+
+#[test]
+fn a_loopback_address_leads_to_no_other_host() {
+    const ADDRESS_RESOLVED: u32 = 0;
+    const ADDRESS_ERROR: u32 = 1;
+    let einval = -Errno::INVAL.raw_os_error();
+    for (local, remote, event) in [
+        ("127.0.0.1:0", "10.0.0.1:7471", (ADDRESS_ERROR, einval)),
+        ("127.0.0.1:0", "127.0.0.1:7471", (ADDRESS_RESOLVED, 0)),
+        // Its own other address.
+        ("127.0.0.1:0", "10.0.0.0:7471", (ADDRESS_RESOLVED, 0)),
+        ("10.0.0.0:0", "10.0.0.1:7471", (ADDRESS_RESOLVED, 0)),
+    ] {
+        assert_eq!(resolved_from(local, remote), event, "{local} to {remote}");
+    }
+}
+
 fn attributes(
     net: &mut Net,
     side: usize,
