@@ -68,6 +68,8 @@ pub(crate) struct Messages {
     ports: HashMap<u32, Port>,
     /// On the wire of RoCE v2, the one that carries all messages.
     general: Option<u32>,
+    /// The upper 16 bits of the numbers in messages on the wire of RoCE v2, or 0.
+    member: u16,
 }
 
 struct ReceiveQueue {
@@ -120,7 +122,7 @@ pub(crate) struct Reach<'a> {
 impl Messages {
     /// # Errors
     /// `EOPNOTSUPP` if the device has no datagrams; the errors of its commands.
-    pub(crate) fn new(reach: Reach<'_>) -> Result<Messages, Errno> {
+    pub(crate) fn new(reach: Reach<'_>, member: u16) -> Result<Messages, Errno> {
         let attributes = reach.attributes;
         if attributes.features & features::DATAGRAMS == 0 || attributes.max_inline < MAD_LEN as u32 {
             return Err(Errno::OPNOTSUPP);
@@ -154,6 +156,7 @@ impl Messages {
             buffers,
             ports: HashMap::new(),
             general: None,
+            member,
         };
         for buffer in 0..RECEIVES {
             messages.post_receive(reach, buffer.into());
@@ -232,7 +235,10 @@ impl Messages {
             datagrams: datagrams.into(),
             rules: rules.into(),
             max_datagram: 0.into(),
-            reserved: 0.into(),
+            member: match rules & create_qp::ROCE {
+                0 => 0.into(),
+                _ => u32::from(self.member).into(),
+            },
         };
         let handle: QueueHandle = reach.commands.call(Opcode::CreateQp, &arguments)?;
         let qid = handle.id.get();

@@ -356,8 +356,10 @@ layouts! {
         /// The longest payload that a queue pair of kind UD sends, in bytes: the MTU of the port.
         /// 0 = that of the device, 4,096.
         max_datagram: U32,
-        /// Reserved, 0.
-        reserved: U32,
+        /// Of queue pair 1 with the rule `ROCE`: the upper 16 bits of the numbers of this device's
+        /// queue pairs and connections, by which other devices of the user pass messages on to it;
+        /// 0 = none. Else 0.
+        member: U32,
     }
     /// Arguments of `ModifyQp`.
     ModifyQp {

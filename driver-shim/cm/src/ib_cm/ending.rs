@@ -15,18 +15,22 @@ use crate::mpa_startup::Time;
 const NO_DATA: [u8; REJECT_PRIVATE_DATA] = [0; REJECT_PRIVATE_DATA];
 
 impl Connections {
-    /// Refuses a request, or the acceptance of an own one. The connection's number is free.
+    /// Refuses a request, or the acceptance of an own one: the connection's number is free. Or
+    /// takes an own acceptance back. No event follows.
     ///
     /// # Errors
     /// [`CallError`]; the connection is as before.
     pub fn reject(&mut self, now: Time, id: u32, private_data: &[u8]) -> Result<(), CallError> {
         let private_data = padded::<REJECT_PRIVATE_DATA>(private_data)?;
-        match self.state(id).ok_or(CallError::Unknown(id))? {
-            State::ReqRcvd | State::RepRcvd => {}
-            other => return Err(CallError::State(other)),
+        let state = self.state(id).ok_or(CallError::Unknown(id))?;
+        if !matches!(state, State::ReqRcvd | State::RepRcvd | State::RepSent) {
+            return Err(CallError::State(state));
         }
         self.refuse(now, id, RejectReason::CONSUMER, private_data);
-        self.remove(id);
+        match state {
+            State::RepSent => self.abandon(now, id),
+            _ => self.remove(id),
+        }
         Ok(())
     }
 
@@ -57,14 +61,21 @@ impl Connections {
                 self.refuse(now, id, RejectReason::CONSUMER, NO_DATA);
                 self.remove(id);
             }
-            // The peer may have sent packets already.
             State::RepSent => {
                 self.refuse(now, id, RejectReason::CONSUMER, NO_DATA);
-                self.wait(now, id);
+                self.abandon(now, id);
             }
             State::Established => self.send_disconnect(now, id),
             State::DreqSent | State::TimeWait => {}
         }
+    }
+
+    /// An own acceptance was taken back. The peer may have sent packets already.
+    fn abandon(&mut self, now: Time, id: u32) {
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.held = false;
+        }
+        self.wait(now, id);
     }
 
     /// Sends the REJ of a connection in the state that it has.

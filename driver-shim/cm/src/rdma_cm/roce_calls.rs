@@ -164,7 +164,7 @@ impl Engine {
         self.release(world, handle, of);
     }
 
-    /// Refuses a peer's request or acceptance, or gives up an attempt.
+    /// Refuses a peer's request or acceptance, takes back an own one, or gives up an attempt.
     ///
     /// # Errors
     /// `EINVAL` with too much private data, and for a connection that is established or over.
@@ -177,7 +177,7 @@ impl Engine {
     ) -> Result<(), Errno> {
         Message::Reject.check(self.identity, private_data)?;
         match self.adapters.state(of) {
-            Some(Cm::ReqRcvd | Cm::RepRcvd) => {
+            Some(Cm::ReqRcvd | Cm::RepRcvd | Cm::RepSent) => {
                 if let Some(adapter) = self.adapters.opened.get_mut(&of.device) {
                     let rejected = adapter.connections.reject(world.now, of.number, private_data);
                     rejected.map_err(errno_of)?;
@@ -185,7 +185,7 @@ impl Engine {
                 let remote = self.ids.get(&handle).and_then(|id| id.remote);
                 self.carry_out_towards(world, of.device, remote);
             }
-            Some(Cm::ReqSent | Cm::RepSent) => {}
+            Some(Cm::ReqSent) => {}
             _ => return Err(Errno::INVAL),
         }
         self.end_by_messages(world, handle, of);

@@ -380,7 +380,7 @@ impl Engine {
     }
 
     /// Forgets the connection of an id if its number is free.
-    pub(super) fn forget_if_over(&mut self, handle: u32) {
+    fn forget_if_over(&mut self, handle: u32) {
         let Some(id) = self.ids.get_mut(&handle) else {
             return;
         };
@@ -469,7 +469,8 @@ impl Engine {
             ..EventParams::default()
         };
         self.report(world, handle, kind, status, params);
-        self.forget_if_over(handle);
+        // As a kernel, which reports the end of TimeWait after DISCONNECTED only.
+        self.by_messages_over(world, handle);
     }
 }
 

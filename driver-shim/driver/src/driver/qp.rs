@@ -145,7 +145,7 @@ impl Driver {
             datagrams: number.port.into(),
             rules: self.rules(init).into(),
             max_datagram: init.max_datagram.into(),
-            reserved: 0.into(),
+            member: 0.into(),
         };
         let handle: QueueHandle = self
             .commands

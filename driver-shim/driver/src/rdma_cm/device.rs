@@ -175,13 +175,21 @@ impl Driver {
         messages.lock().send(self.reach(), port, &address, message)
     }
 
+    fn new_messages(&self) -> Result<Messages, Errno> {
+        let member = match self.speaks_roce() {
+            true => self.native_port()?,
+            false => 0,
+        };
+        Messages::new(self.reach(), member)
+    }
+
     /// Opens a UDP port for messages of the connection manager. The caller holds the connection
     /// manager's lock, so that no other thread makes the queues at the same time.
     ///
     /// # Errors
     /// Those of binding, and of the device's commands; `EOPNOTSUPP` if the device has no datagrams.
     fn open_message_port(&self, local: SocketAddr, ipv6_only: bool) -> Result<(u32, u16), Errno> {
-        let messages = self.connections().messages_or(|| Messages::new(self.reach()))?;
+        let messages = self.connections().messages_or(|| self.new_messages())?;
         messages.lock().open(self.reach(), local, ipv6_only)
     }
 
@@ -194,7 +202,7 @@ impl Driver {
         if !self.speaks_roce() {
             return Ok(self.open_message_port(local, false)?.0);
         }
-        let messages = self.connections().messages_or(|| Messages::new(self.reach()))?;
+        let messages = self.connections().messages_or(|| self.new_messages())?;
         messages.lock().open_general(self.reach())
     }
 

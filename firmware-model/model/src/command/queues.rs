@@ -32,6 +32,7 @@ use urnic_device::registers::NO_VECTOR;
 use urnic_device::stream::{Endpoint, Endpoints, input};
 use urnic_device::vocabulary::{QpKind, QpState};
 use urnic_device::wqe::{BLOCK_LEN, MAX_BLOCKS, MAX_SGE, RecvHeader, Sge};
+use urnic_wire::mad::MANAGEMENT_QPN;
 use zerocopy::FromZeros;
 
 /// Bits of the number of a queue pair on the wire.
@@ -327,6 +328,7 @@ impl Job<'_> {
         let kind = kind.of(argument!(CreateQp.kind))?;
         let rules = parse_rules(arguments.rules.get());
         let [infiniband, blocks_own_multicast, is_roce] = rules.of(argument!(CreateQp.rules))?;
+        let member = member_of(&arguments, kind, is_roce).of(argument!(CreateQp.member))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
         let send_cq = core.cqs.find(arguments.send_cq.get());
@@ -345,10 +347,9 @@ impl Job<'_> {
             let label = arguments.label.get();
             let identity = Identity {
                 qid,
-                label: match kind {
-                    QpKind::UnreliableDatagram => label & QPN_MASK,
-                    _ if is_roce => label & QPN_MASK,
-                    _ => label,
+                label: match is_roce || kind == QpKind::UnreliableDatagram {
+                    true => label & QPN_MASK,
+                    false => label,
                 },
                 pd,
                 extensions: core.config.rfc7306,
@@ -360,7 +361,9 @@ impl Job<'_> {
                 QpKind::ReliableConnected | QpKind::UnreliableConnected => {
                     let queues = QpQueues::new((sq, send_cq), (rq, recv_cq));
                     Ok(match is_roce {
-                        true => Qp::of_roce(identity, queues, self.roce_port(label, qid)?, page.id, srq),
+                        true => {
+                            Qp::of_roce(identity, queues, self.roce_port(label, qid, None)?, page.id, srq)
+                        }
                         false => Qp::new(identity, queues, page.id, srq),
                     })
                 }
@@ -371,7 +374,7 @@ impl Job<'_> {
                         rq,
                         recv_cq,
                         ports: match is_roce {
-                            true => DatagramPorts::Shared(self.roce_port(label, qid)?),
+                            true => DatagramPorts::Shared(self.roce_port(label, qid, member)?),
                             false => DatagramPorts::Own(self.own_ports(&arguments)?),
                         },
                         max_payload: match arguments.max_datagram.get() as usize {
@@ -405,14 +408,15 @@ impl Job<'_> {
         port.map(|port| port.sockets).ok_or(Status::InvalidHandle)
     }
 
-    /// The port of RoCE v2, for the queue pair with this number on the wire.
-    fn roce_port(&self, label: u32, qid: u32) -> Result<RocePort, Status> {
+    /// The port of RoCE v2, for the queue pair with this number on the wire. Queue pair 1 may name
+    /// the member.
+    fn roce_port(&self, label: u32, qid: u32, member: Option<u16>) -> Result<RocePort, Status> {
         let core = self.core;
         let addresses = core.config.listen_addresses(ANYWHERE, false);
         let addresses = addresses.ok_or(Status::Denied)?;
         let (port, is_new) = core
             .roce
-            .open(&addresses, label & QPN_MASK, qid)
+            .open(&addresses, (label & QPN_MASK, member), qid)
             .map_err(status)?;
         if is_new {
             let watch = |fd: BorrowedFd<'_>| core.schedule.watch(fd, Token::RocePort, Interest::Input);
@@ -510,6 +514,17 @@ impl Job<'_> {
             .domains()
             .leave(qp.identity.pd, DomainUse::QueuePair);
         done()
+    }
+}
+
+/// The number of the member that queue pair 1 on the wire of RoCE v2 gives, if it does.
+fn member_of(arguments: &CreateQp, kind: QpKind, is_roce: bool) -> Result<Option<u16>, Status> {
+    let is_datagrams = is_roce && kind == QpKind::UnreliableDatagram;
+    let is_general = is_datagrams && arguments.label.get() & QPN_MASK == MANAGEMENT_QPN;
+    match u16::try_from(arguments.member.get()) {
+        Ok(0) => Ok(None),
+        Ok(member) if is_general => Ok(Some(member)),
+        _ => Err(Status::InvalidArgument),
     }
 }
 

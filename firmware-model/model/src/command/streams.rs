@@ -238,15 +238,20 @@ impl Job<'_> {
             sockets.push(socket);
         }
         let service = match is_service {
-            true => self.name_service(port, places)?,
+            true => self.name_service(port, places, options.ipv6_only)?,
             false => None,
         };
         Ok(BoundPort { sockets, service })
     }
 
     /// Has other members of the port of RoCE v2 pass on the requests for services with this number.
-    fn name_service(&self, number: u16, places: &[IpAddr]) -> Result<Option<ServiceName>, Status> {
-        match self.core.roce.name_service(number, places.to_vec()) {
+    fn name_service(
+        &self,
+        number: u16,
+        places: &[IpAddr],
+        ipv6_only: bool,
+    ) -> Result<Option<ServiceName>, Status> {
+        match self.core.roce.name_service(number, places.to_vec(), ipv6_only) {
             Ok(name) => Ok(Some(name)),
             // Nobody passes packets on.
             Err(errno @ (Errno::NOTCONN | Errno::OPNOTSUPP)) => {

@@ -570,15 +570,16 @@ impl RocePorts {
         }
     }
 
-    /// Opens the port for the queue pair with this number on the wire, on `addresses`. Returns true
-    /// if its sockets are new: they must be watched.
+    /// Opens the port for the queue pair with this number on the wire, on `addresses`. Queue pair 1
+    /// may give the number of the member, which other numbers have in their upper 16 bits. Returns
+    /// true if the sockets are new: they must be watched.
     ///
     /// # Errors
     /// Those of [`Network::bind_datagrams`]; `EBUSY`: a queue pair has the number.
     pub(crate) fn open(
         self: &Arc<Self>,
         addresses: &[IpAddr],
-        qpn: u32,
+        (qpn, member): (u32, Option<u16>),
         qid: u32,
     ) -> Result<(RocePort, bool), Errno> {
         let any = addresses.first().map_or(ANYWHERE.ip(), |ip| *ip);
@@ -593,7 +594,7 @@ impl RocePorts {
             None => Open::new(self, addresses)?,
         };
         let open = state.open.insert(open);
-        let name = Recipient::member((qpn >> 8) as u16);
+        let name = Recipient::member(member.unwrap_or((qpn >> 8) as u16));
         let name = name.zip(open.members.as_mut()).and_then(|(name, members)| {
             let entered = members.enter(name, &mut open.ready).inspect_err(|errno| {
                 tracing::warn!(%errno, qpn, "other processes cannot pass packets on to this queue pair");
@@ -618,9 +619,9 @@ impl RocePorts {
         Ok((port, is_new))
     }
 
-    /// Takes the name of the services with this number at `addresses`: other members pass the
-    /// management datagrams for them on to this device's queue pair 1, as long as the value lives,
-    /// or until the end of the last queue pair.
+    /// Takes the name of the services with this number at `addresses`, where all addresses may mean
+    /// those of IPv6 only: other members pass the management datagrams for them on to this device's
+    /// queue pair 1, as long as the value lives, or until the end of the last queue pair.
     ///
     /// # Errors
     /// `ENOTCONN` without a queue pair; `EOPNOTSUPP` where the port is not shared; `EADDRINUSE`:
@@ -629,12 +630,13 @@ impl RocePorts {
         self: &Arc<Self>,
         number: u16,
         addresses: Vec<IpAddr>,
+        ipv6_only: bool,
     ) -> Result<ServiceName, Errno> {
         let name = Recipient::Service(number);
         let mut state = self.state.lock();
         let open = state.open.as_mut().ok_or(Errno::NOTCONN)?;
         let members = open.members.as_mut().ok_or(Errno::OPNOTSUPP)?;
-        members.enter_at(name, &addresses, &mut open.ready)?;
+        members.enter_at(name, (&addresses, ipv6_only), &mut open.ready)?;
         drop(state);
         Ok(ServiceName {
             ports: self.clone(),

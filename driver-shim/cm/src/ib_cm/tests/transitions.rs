@@ -200,6 +200,30 @@ fn cmc_06_a_program_rejects_with_private_data() {
 }
 
 #[test]
+fn cmc_06_a_program_may_take_its_acceptance_back() {
+    let mut pair = Pair::replied();
+    let Pair {
+        client,
+        server,
+        active,
+        passive,
+    } = &mut pair;
+    server.connections.reject(server.now, *passive, b"no").unwrap();
+    server.drain();
+    client.receive(&server.only());
+    let (id, Event::Rejected { reason, private_data }) = client.event() else {
+        panic!();
+    };
+    assert_eq!((id, reason), (*active, RejectReason::CONSUMER));
+    assert!(private_data.starts_with(b"no\0"));
+    // It may have received packets.
+    assert_eq!(server.state(*passive), Some(State::TimeWait));
+    server.pass(Duration::from_secs(5));
+    assert_eq!(server.state(*passive), None);
+    assert!(server.events.is_empty());
+}
+
+#[test]
 fn cmc_06_the_initiator_may_reject_the_acceptance() {
     let mut pair = Pair::replied();
     let Pair {
@@ -621,7 +645,7 @@ fn calls_in_other_states_have_no_effect() {
                 };
             check(&[State::ReqRcvd], &mut |all| all.accept(now, id, &accept()));
             check(&[State::RepRcvd], &mut |all| all.ready(id, b""));
-            check(&[State::ReqRcvd, State::RepRcvd], &mut |all| {
+            check(&[State::ReqRcvd, State::RepRcvd, State::RepSent], &mut |all| {
                 all.reject(now, id, b"")
             });
             check(&[State::Established], &mut |all| all.disconnect(now, id));

@@ -302,6 +302,22 @@ fn cmc_06_a_refusal_has_a_reason_and_private_data() {
     })
     .unwrap();
     assert_eq!(net.take_events(1, at), [(200, id, REJECTED, 28)]);
+    // The end of TimeWait is told after DISCONNECTED only.
+    net.advance(INTERVAL);
+    assert!(net.take_events(1, at).is_empty());
+    // An acceptance may be taken back.
+    let initiator = ready(&mut net, 7471, 8);
+    net.connect(0, initiator, parameters(0x81_0006, 0, 0, b""));
+    let (id, _) = net.request(1, at);
+    net.accept(1, at, id, 200, parameters(0x81_010c, 0, 0, b""));
+    assert_eq!(net.take_events(0, initiator.0), [(8, initiator.1, RESPONSE, 0)]);
+    net.at(1, |engine, world| engine.reject(world, at, id, &[7; 148]))
+        .unwrap();
+    let event = net.event(0, initiator.0).unwrap();
+    assert_eq!((event.event, event.status), (REJECTED, 28));
+    assert_eq!(event.param.private_data[..148], [7; 148]);
+    net.advance(INTERVAL);
+    assert!(net.take_events(0, initiator.0).is_empty() && net.take_events(1, at).is_empty());
     finish(net);
 }
 

@@ -88,6 +88,8 @@ pub(super) enum Message<'a> {
 struct Own {
     recipient: Recipient,
     addresses: Box<[IpAddr]>,
+    /// All addresses are those of IPv6.
+    ipv6_only: bool,
     /// Queue pairs, or ports, that need it.
     users: usize,
     listeners: Vec<(u32, LocalListener)>,
@@ -96,6 +98,15 @@ struct Own {
 impl Own {
     fn is(&self, recipient: Recipient, addresses: &[IpAddr]) -> bool {
         self.recipient == recipient && *self.addresses == *addresses
+    }
+
+    fn includes(&self, destination: IpAddr) -> bool {
+        let covers = |ip: &IpAddr| match ip.is_unspecified() {
+            true if ip.is_ipv6() => !self.ipv6_only || destination.is_ipv6(),
+            true => destination.is_ipv4(),
+            false => *ip == destination,
+        };
+        self.addresses.iter().any(covers)
     }
 }
 
@@ -132,17 +143,18 @@ impl Members {
     /// Those of [`enter_at`](Self::enter_at).
     pub(super) fn enter(&mut self, recipient: Recipient, ready: &mut Ready) -> Result<(), Errno> {
         let addresses = self.addresses.clone();
-        self.enter_at(recipient, &addresses, ready)
+        self.enter_at(recipient, (&addresses, false), ready)
     }
 
-    /// Takes a name on these addresses, once more if the member has it there.
+    /// Takes a name on these addresses, once more if the member has it there. All addresses may be
+    /// those of IPv6 only.
     ///
     /// # Errors
     /// `EADDRINUSE`: another device has the name. Those of opening a socket.
     pub(super) fn enter_at(
         &mut self,
         recipient: Recipient,
-        addresses: &[IpAddr],
+        (addresses, ipv6_only): (&[IpAddr], bool),
         ready: &mut Ready,
     ) -> Result<(), Errno> {
         if let Some(own) = self.own.iter_mut().find(|own| own.is(recipient, addresses)) {
@@ -159,6 +171,7 @@ impl Members {
         self.own.push(Own {
             recipient,
             addresses: addresses.into(),
+            ipv6_only,
             users: 1,
             listeners,
         });
@@ -181,12 +194,8 @@ impl Members {
 
     /// Whether a name is this member's own for packets to an address.
     pub(super) fn has(&self, recipient: Recipient, destination: IpAddr) -> bool {
-        let includes = |ip: &IpAddr| {
-            let is_any = ip.is_unspecified() && (ip.is_ipv6() || destination.is_ipv4());
-            *ip == destination || is_any
-        };
         let mut own = self.own.iter().filter(|own| own.recipient == recipient);
-        own.any(|own| own.addresses.iter().any(includes))
+        own.any(|own| own.includes(destination))
     }
 
     /// Whether another member has been seen.

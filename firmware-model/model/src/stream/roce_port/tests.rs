@@ -42,7 +42,12 @@ fn device() -> Arc<RocePorts> {
 
 impl Member {
     fn of(ports: &Arc<RocePorts>, own: IpAddr, qpn: u32) -> Member {
-        let (port, _) = ports.open(&[own], qpn, qpn).unwrap();
+        Member::named(ports, own, (qpn, None))
+    }
+
+    /// A queue pair that gives the number of its member.
+    fn named(ports: &Arc<RocePorts>, own: IpAddr, (qpn, number): (u32, Option<u16>)) -> Member {
+        let (port, _) = ports.open(&[own], (qpn, number), qpn).unwrap();
         let ports = ports.clone();
         Member { ports, port, qpn }
     }
@@ -444,14 +449,15 @@ fn connect(service_id: u64) -> mad::Message {
 #[test]
 fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     let (own, peers) = (address(), address());
-    // Each device has a queue pair with its port, and queue pair 1.
-    let pairs = [0x10_0001, 0x20_0002].map(|qpn| Member::new(own, qpn, peers));
-    let mut members = pairs.each_ref().map(|pair| {
-        let mut member = Member::of(&pair.ports, own, MANAGEMENT_QPN);
+    // The number of the first device is in its queue pair's, that of the second one in none.
+    let pair = Member::new(own, 0x10_0001, peers);
+    let devices = [pair.ports.clone(), device()];
+    let mut members = [(&devices[0], None), (&devices[1], Some(0x2000))].map(|(device, number)| {
+        let mut member = Member::named(device, own, (MANAGEMENT_QPN, number));
         member.port.keep_from(Sources::Any);
         member
     });
-    let named = |at: usize, number, ip| pairs[at].ports.name_service(number, vec![ip]);
+    let named = |at: usize, number, ip| devices[at].name_service(number, vec![ip], true);
     let _first = named(0, 0x1000, own).unwrap();
     let second = named(1, 0x2000, own).unwrap();
     assert_eq!(named(0, 0x2000, own).err(), Some(Errno::ADDRINUSE));
@@ -503,6 +509,10 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     arrived(connect(0x0106_1000), &[0]);
     arrived(connect(0x0106_2000), &[1]);
     arrived(service(0x0106_4000), &[1]);
+    // The first device has all addresses of IPv6, the second one those of IPv4.
+    let _ipv6 = named(0, 0x5000, ANYWHERE.ip()).unwrap();
+    let _ipv4 = named(1, 0x5000, std::net::Ipv4Addr::UNSPECIFIED.into()).unwrap();
+    arrived(service(0x0106_5000), &[1]);
     // The port space has no effect.
     arrived(service(0x0111_1000), &[0]);
     // The member that reads them answers them.
@@ -511,7 +521,7 @@ fn management_datagrams_reach_the_member_of_the_service_or_connection() {
     drop(second);
     std::thread::sleep(std::time::Duration::from_millis(10));
     arrived(service(0x0106_2000), &[0, 1]);
-    drop(pairs);
+    drop(pair);
 }
 
 /// Else any sender could make the members close their connections.
