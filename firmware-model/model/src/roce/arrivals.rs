@@ -29,7 +29,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    pub(super) fn new(rq: ReceiveSource, cq: Arc<CompletionQueue>) -> Arrivals {
+    pub(super) fn new((rq, cq): (ReceiveSource, Arc<CompletionQueue>), access: Access) -> Arrivals {
         Arrivals {
             machine: None,
             receives: Receives {
@@ -41,7 +41,7 @@ impl Arrivals {
                 drops_long: false,
                 is_broken: false,
             },
-            access: Access::empty(),
+            access,
         }
     }
 
@@ -54,13 +54,6 @@ impl Arrivals {
             }
             false => Taking::Reliable(Box::new(Responder::new(attributes))),
         });
-    }
-
-    pub(super) fn reset(&mut self) {
-        self.machine = None;
-        self.receives.rq = self.receives.rq.anew();
-        (self.receives.is_taken, self.receives.is_broken) = (false, false);
-        self.access = Access::empty();
     }
 
     /// Takes a request, and executes it if it is the next one.

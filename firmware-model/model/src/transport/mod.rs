@@ -13,4 +13,5 @@ pub(crate) mod completions;
 mod params;
 pub(crate) mod placement;
 
+pub(crate) use params::QPN_MASK;
 pub use params::{Env, Identity, Moved, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};
