@@ -263,9 +263,10 @@ fn a_process_of_another_user_is_told_who_has_the_port() {
     or_skip!(installed("ibv_rc_pingpong"));
     let host = or_skip!(Netns::new());
     let staged = Staged::new();
+    // A connected queue pair opens the port when its peer is known.
     let serving = |user| {
         let port = free_port();
-        let program = on_wire("ibv_rc_pingpong").line(&format!("-g 1 -p {port}"));
+        let program = on_wire("ibv_ud_pingpong").line(&format!("-g 1 -p {port}"));
         (host.program(staged.program(user, program)), port)
     };
     let (first, _) = serving(OTHER_USER);
@@ -288,6 +289,87 @@ fn a_process_of_another_user_is_told_who_has_the_port() {
     assert!(third.ended().is_none());
     third.signal(Signal::KILL);
     third.wait();
+}
+
+#[test]
+fn a_port_in_use_is_named_when_the_peer_is_known() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    let staged = Staged::new();
+    let holder = on_wire("ibv_ud_pingpong").line(&format!("-g 1 -p {}", free_port()));
+    let holder = netns[0].program(staged.program(OTHER_USER, holder)).spawn();
+    netns[0].has_udp_sockets(PORT, 1);
+    let (server, client) = between(&netns, "ibv_rc_pingpong -g 3").start();
+    let said = server.wait_for(LIMIT).failure();
+    for part in ["ibv_modify_qp", "UDP port 4791", "EADDRINUSE"] {
+        assert!(said.contains(part), "no {part:?}: {said}");
+    }
+    client.wait_for(LIMIT).failure();
+    holder.signal(Signal::KILL);
+    holder.wait();
+}
+
+/// A configuration that names the wire to an address of the other host.
+fn naming(folder: &Folder, name: &str, address: &str) -> std::path::PathBuf {
+    let file = folder.path().join(name);
+    let text = format!("[[peer]]\naddress = \"{address}\"\nwire = \"roce\"\n");
+    std::fs::write(&file, text).expect("a file of ours");
+    file
+}
+
+/// A server and a client whose options name RoCE v2 for the IPv4 addresses of both hosts only.
+fn by_peer(netns: &[Netns; 2], folder: &Folder, line: &str) -> Pair {
+    let end = |file: &str, address: &str| {
+        let (name, options) = line.split_once(' ').expect("a program and its options");
+        roce(name)
+            .line(options)
+            .env("URNIC_CONFIG", naming(folder, file, address))
+    };
+    let mut pair = Pair::new(&end("server", "10.77.0.2")).at(SERVER).within(LIMIT);
+    pair.server = netns[0].program(pair.server);
+    pair.client = netns[1].program(end("client", SERVER));
+    pair
+}
+
+/// The wire of each peer, at the same time, is that of its address: packets of RoCE v2 are UDP.
+#[test]
+fn each_peer_has_the_wire_of_its_address() {
+    or_skip!(installed("ibv_rc_pingpong"));
+    let netns = or_skip!(Netns::pair());
+    let folder = Folder::new("urnic-wires");
+    for (gid, is_roce) in [("3", true), ("5", false)] {
+        let before = datagrams(&netns[0]);
+        let line = format!("ibv_rc_pingpong -g {gid} -c -n 500");
+        let both = by_peer(&netns, &folder, &line).succeeds();
+        for end in [both.server, both.client] {
+            assert!(!end.output.contains("invalid data"), "{end}");
+        }
+        let passed = datagrams(&netns[0]) - before;
+        assert_eq!(passed >= 500, is_roce, "GID {gid}: {passed} datagrams");
+    }
+}
+
+/// One listener takes a REQ of RoCE v2, and a stream of iWARP.
+#[test]
+fn a_listener_is_reached_by_both_wires() {
+    or_skip!(installed("rping"));
+    let netns = or_skip!(Netns::pair());
+    let folder = Folder::new("urnic-wires");
+    let server = roce("rping")
+        .line("-s -P -a :: -p 7471")
+        .env("URNIC_CONFIG", naming(&folder, "server", "10.77.0.2"));
+    let server = netns[0].program(server).spawn();
+    let client = naming(&folder, "client", SERVER);
+    for (address, is_roce) in [(SERVER, true), ("fd77::1", false), (SERVER, true)] {
+        let before = datagrams(&netns[0]);
+        let line = format!("-c -a {address} -p 7471 -C 200 -V");
+        let program = roce("rping").line(&line).env("URNIC_CONFIG", &client);
+        let said = netns[1].program(program).run_for(LIMIT).success();
+        let passed = datagrams(&netns[0]) - before;
+        assert_eq!(passed >= 200, is_roce, "{address}: {passed} datagrams: {said}");
+    }
+    server.signal(Signal::KILL);
+    server.wait();
 }
 
 /// Servers on the first host, and clients on the second, that check what they receive.

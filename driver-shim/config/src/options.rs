@@ -62,7 +62,7 @@ impl Opt {
 
     /// Whether a `[[peer]]` may set the option.
     pub fn is_per_peer(&self) -> bool {
-        self.key == "llp" || self.key.starts_with("mpa.") || self.key.starts_with("cm.")
+        ["llp", "wire"].contains(&self.key) || self.key.starts_with("mpa.") || self.key.starts_with("cm.")
     }
 }
 
@@ -231,9 +231,11 @@ pub const OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "wire",
-        takes: "iwarp or roce",
-        help: "The protocol of queue pairs with identity=roce: iWARP, and datagrams over a UDP port each; or RoCE v2 over UDP port 4791, which \
-               rdma_rxe of Linux and adapters speak.",
+        takes: "auto, iwarp or roce",
+        help: "The protocol of queue pairs with identity=roce: iWARP (auto and iwarp), and datagrams over a UDP port each; or RoCE v2 over UDP port \
+               4791, which rdma_rxe of Linux and adapters speak. It is never guessed: with auto, RoCE v2 is for the peers of [[peer]] sections with \
+               wire=roce. A connected queue pair gets its wire from its peer's address at the change to RTR; one of kind UD has that of the \
+               option. A listener takes requests of each wire that the option or a section names.",
         set: |c, text| Wire::named(text).map(|v| c.wire = v),
         show: |c| c.wire.name().to_owned(),
     },

@@ -13,7 +13,7 @@ use toml::{Table, Value};
 use crate::error::{Error, Source};
 use crate::names::MAX_DEVICES;
 use crate::options::{self, OPTIONS, Opt};
-use crate::settings::{Config, Device, Llp, Peer, Section};
+use crate::settings::{Config, Device, Llp, Peer, Section, Wire};
 use crate::{lines, profile};
 use urnic_faults::Network;
 use urnic_process::usage;
@@ -201,6 +201,24 @@ impl Config {
         let always = self.identity.is_roce().then_some(Llp::Tcp);
         let llps: BTreeSet<Llp> = named.chain(always).chain([self.llp]).collect();
         llps.into_iter().collect()
+    }
+
+    /// Whether connected queue pairs whose peer is at `address` speak RoCE v2.
+    pub fn speaks_roce_to(&self, address: IpAddr) -> bool {
+        let wire = match self.peers.is_empty() {
+            true => self.wire,
+            false => self.facing(address).wire,
+        };
+        self.identity.is_roce() && wire == Wire::Roce
+    }
+
+    /// Whether connected queue pairs speak RoCE v2 to some peer.
+    pub fn speaks_roce_to_some(&self) -> bool {
+        let of_peers = self.peers.iter().flat_map(|peer| &peer.options);
+        let mut named = of_peers
+            .filter(|(key, _)| *key == "wire")
+            .filter_map(|(_, name)| Wire::named(name));
+        self.identity.is_roce() && (self.wire == Wire::Roce || named.any(|wire| wire == Wire::Roce))
     }
 
     /// Checks for options that exclude each other.

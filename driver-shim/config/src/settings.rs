@@ -186,8 +186,10 @@ choice! {
 choice! {
     /// The protocol of queue pairs.
     Wire {
-        /// iWARP.
+        /// iWARP: RoCE v2 is used where it is named, and never guessed.
         #[default]
+        Auto = "auto",
+        /// iWARP.
         Iwarp = "iwarp",
         /// RoCE v2.
         Roce = "roce",
@@ -215,7 +217,7 @@ pub struct Sctp {
 }
 
 /// Addresses with separate options: a `[[peer]]` of the file. Native connections have of these
-/// options [`Config::llp`] alone.
+/// options [`Config::llp`] and [`Config::wire`] alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     pub(crate) network: Network,
@@ -409,7 +411,8 @@ pub struct Config {
     pub same_host: SameHost,
     /// The lower layer of connections.
     pub llp: Llp,
-    /// The protocol of connected queue pairs.
+    /// The protocol of queue pairs, of those of kind UD always, and of others where no [`Peer`] says
+    /// otherwise.
     pub wire: Wire,
     /// The order in which Writes of peers are placed.
     pub placement: Placement,
@@ -451,7 +454,7 @@ impl Default for Config {
             completion: Completion::Auto,
             same_host: SameHost::Auto,
             llp: Llp::Tcp,
-            wire: Wire::Iwarp,
+            wire: Wire::Auto,
             placement: Placement::InOrder,
             busy_poll: BusyPoll {
                 limit: Duration::from_micros(50),

@@ -423,6 +423,37 @@ fn listeners_have_the_lower_layers_of_all_peers() {
     }
 }
 
+/// RoCE v2 is for those that are named: whether it is the wire to the peer of the section, to
+/// others, and to some peer.
+#[test]
+fn peers_have_their_own_wire() {
+    let far = "[[peer]]\naddress = \"192.0.2.0/24\"\n";
+    let facing = "192.0.2.7".parse().expect("an address");
+    let elsewhere = "198.51.100.1".parse().expect("an address");
+    for (file, roce_there, roce_elsewhere, to_some) in [
+        (String::new(), false, false, false),
+        ("wire = \"iwarp\"\n".to_owned(), false, false, false),
+        ("wire = \"roce\"\n".to_owned(), true, true, true),
+        (format!("{far}wire = \"roce\"\n"), true, false, true),
+        (format!("{far}wire = \"auto\"\n"), false, false, false),
+        (
+            format!("wire = \"roce\"\n{far}wire = \"iwarp\"\n"),
+            false,
+            true,
+            true,
+        ),
+    ] {
+        let mut config = Config::default();
+        config.set_file(&file, Path::new("x")).expect("good");
+        assert!(!config.speaks_roce_to(facing), "an RNIC: {file}");
+        assert!(!config.speaks_roce_to_some(), "an RNIC: {file}");
+        config.identity = Identity::Roce;
+        assert_eq!(config.speaks_roce_to(facing), roce_there, "{file}");
+        assert_eq!(config.speaks_roce_to(elsewhere), roce_elsewhere, "{file}");
+        assert_eq!(config.speaks_roce_to_some(), to_some, "{file}");
+    }
+}
+
 #[test]
 fn a_peer_is_checked_as_everything_else() {
     let complains = |text: &str, about: &str| {

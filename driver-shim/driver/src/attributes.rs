@@ -1,7 +1,7 @@
 //! The limits of the device and its address table, as the driver reads them once.
 
 use rustix::io::Errno;
-use urnic_config::{Config, Wire};
+use urnic_config::Config;
 use urnic_device::command::{Count, DeviceAttributes, Nothing, Opcode, features};
 use urnic_device::stream::{self, ip_of};
 
@@ -107,19 +107,18 @@ pub(crate) fn read_gids(commands: &CommandQueue) -> Result<Vec<Gid>, Errno> {
         .collect())
 }
 
-/// Checks that a device with these attributes has the wire that the configuration names. One line
-/// says if it does not.
+/// Checks that a device with these attributes has the wire that the configuration names, for all
+/// peers or for some. One line says if it does not.
 ///
 /// # Errors
 /// `EOPNOTSUPP`.
 pub(crate) fn require_wire(config: &Config, attributes: &Attributes) -> Result<(), Errno> {
-    let is_roce = config.identity.is_roce() && config.wire == Wire::Roce;
-    if !is_roce || attributes.features & features::ROCE != 0 {
+    if !config.speaks_roce_to_some() || attributes.features & features::ROCE != 0 {
         return Ok(());
     }
     tracing::error!(
         "wire=roce: the device {} has no queue pairs that speak RoCE v2 (feature ROCE), so it cannot be opened; \
-         set wire=iwarp, or use a device of a later version",
+         set wire=iwarp, also in [[peer]], or use a device of a later version",
         config.device
     );
     Err(Errno::OPNOTSUPP)
@@ -128,7 +127,7 @@ pub(crate) fn require_wire(config: &Config, attributes: &Attributes) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use urnic_config::Identity;
+    use urnic_config::{Identity, Wire};
     use zerocopy::FromZeros;
 
     #[test]

@@ -93,7 +93,7 @@ impl Driver {
         let mut found = Err(Errno::ADDRINUSE);
         for _ in 0..ATTEMPTS {
             let number = match kind {
-                QpKind::UnreliableDatagram if !self.speaks_roce() => self.bind_datagrams(),
+                QpKind::UnreliableDatagram if !self.has_roce_datagrams() => self.bind_datagrams(),
                 _ => self
                     .with_native(|engine, world| engine.add_queue_pair(world))
                     .map(|qpn| Number { qpn, port: 0 }),
@@ -195,7 +195,7 @@ impl Driver {
             scope: if local_scope { own.scope } else { 0 },
             source: u8::try_from(entry.address).map_err(|_| unknown.invalid())?,
             traffic_class: av.traffic_class,
-            shares_port: self.speaks_roce(),
+            shares_port: self.has_roce_datagrams(),
         })
     }
 }

@@ -115,8 +115,10 @@ pub(crate) struct Reach<'a> {
     pub(crate) attributes: &'a Attributes,
     /// The addresses of the device.
     pub(crate) gids: &'a [Gid],
-    /// The wire is that of RoCE v2.
-    pub(crate) speaks_roce: bool,
+    /// All messages have the port of RoCE v2.
+    pub(crate) has_roce_datagrams: bool,
+    /// Those of connections of RoCE v2 have.
+    pub(crate) has_roce_connections: bool,
 }
 
 impl Messages {
@@ -175,13 +177,13 @@ impl Messages {
         local: SocketAddr,
         ipv6_only: bool,
     ) -> Result<(u32, u16), Errno> {
-        if reach.speaks_roce {
+        if reach.has_roce_connections {
             self.open_general(reach)?;
         }
         let flags = [
             (ipv6_only, bind::IPV6_ONLY),
-            (!reach.speaks_roce, bind::REPORT_REFUSED),
-            (reach.speaks_roce, bind::SERVICE),
+            (!reach.has_roce_datagrams, bind::REPORT_REFUSED),
+            (reach.has_roce_connections, bind::SERVICE),
         ];
         let flags = flags.into_iter().filter(|(given, _)| *given);
         let arguments = BindDatagrams {
@@ -191,7 +193,7 @@ impl Messages {
         };
         let bound: DatagramPort = reach.commands.call(Opcode::BindDatagrams, &arguments)?;
         let id = bound.id.get();
-        let number = match reach.speaks_roce {
+        let number = match reach.has_roce_datagrams {
             true => id,
             false => self.create(reach, id, 0).inspect_err(|_| {
                 // The device closed the port if the queue pair had it already.
@@ -262,7 +264,7 @@ impl Messages {
 
     /// Closes a port.
     pub(crate) fn close(&mut self, reach: Reach<'_>, port: u32) {
-        if !reach.speaks_roce {
+        if !reach.has_roce_datagrams {
             return self.destroy(reach, port);
         }
         if let Err(errno) = reach.commands.destroy(Opcode::CloseDatagrams, port) {
@@ -289,7 +291,7 @@ impl Messages {
         address: &DatagramAddress,
         message: &[u8; MAD_LEN],
     ) -> Result<u32, Errno> {
-        let port = match reach.speaks_roce {
+        let port = match reach.has_roce_datagrams {
             true => self.open_general(reach)?,
             false => port,
         };

@@ -4,10 +4,11 @@
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
-use urnic_cm::qp_attr::QpAttr;
+use urnic_cm::qp_attr::{MANAGER_QPN, QpAttr};
 use urnic_config::Wire;
-use urnic_device::command::{Opcode, create_qp};
+use urnic_device::command::Opcode;
 use urnic_device::stream::{Path, Retries};
+use urnic_process::port_gids::ip_of;
 
 use crate::driver::{Driver, Qp};
 use crate::refusal::{Reason, Refusal};
@@ -16,33 +17,38 @@ use crate::refusal::{Reason, Refusal};
 const MTU_256: u32 = 128;
 
 impl Driver {
-    /// The rule of new queue pairs ([`create_qp::ROCE`]), if they speak RoCE v2.
-    pub(crate) fn wire_rule(&self) -> u32 {
-        match self.speaks_roce() {
-            true => create_qp::ROCE,
-            false => 0,
-        }
-    }
-
-    /// Whether the wire is that of RoCE v2.
-    pub(crate) fn speaks_roce(&self) -> bool {
+    /// Whether a new queue pair of kind UD sends and receives at the port of RoCE v2, which is so for
+    /// all its peers.
+    pub(crate) fn has_roce_datagrams(&self) -> bool {
         self.identity().is_roce() && self.config().wire == Wire::Roce
     }
 
-    /// The refusal of a queue pair that the device could not create for this reason.
-    pub(crate) fn wire_refusal(&self, errno: Errno) -> Refusal {
-        match errno {
-            Errno::ADDRINUSE if self.speaks_roce() => {
-                Reason::Rule("another process, rdma_rxe or an adapter has UDP port 4791 (wire=roce)")
-                    .with(errno)
-            }
-            errno => errno.into(),
+    /// Whether connected queue pairs may speak RoCE v2: then queue pair 1 has the messages of their
+    /// connection manager.
+    pub(crate) fn has_roce_connections(&self) -> bool {
+        self.config().speaks_roce_to_some()
+    }
+}
+
+/// The refusal of a queue pair for which the device could not open the port of RoCE v2.
+pub(crate) fn wire_refusal(errno: Errno) -> Refusal {
+    match errno {
+        Errno::ADDRINUSE => {
+            Reason::Rule("another process, rdma_rxe or an adapter has UDP port 4791 (wire=roce)").with(errno)
         }
+        errno => errno.into(),
     }
 }
 
 impl Qp {
-    /// Names the peer to the device, before the change to RTR.
+    /// Whether a connected queue pair speaks RoCE v2 to the peer of these attributes.
+    pub(crate) fn is_for_roce(&self, attr: &QpAttr) -> bool {
+        let config = self.driver().config();
+        attr.dest_qpn != MANAGER_QPN && config.speaks_roce_to(ip_of(&attr.av.dgid))
+    }
+
+    /// Names the peer to the device, before the change to RTR. The queue pair speaks RoCE v2 from
+    /// now on.
     pub(crate) fn connect_path(&self, attr: &QpAttr) -> Result<(), Refusal> {
         let driver = self.driver();
         let mtu = MTU_256.checked_shl(attr.path_mtu).unwrap_or(0);
@@ -70,7 +76,12 @@ impl Qp {
             reads: u32::from(attr.max_dest_rd_atomic).into(),
             traffic_class: u32::from(to.traffic_class).into(),
         };
-        Ok(driver.commands().run(Opcode::ConnectPath, &path)?)
+        driver
+            .commands()
+            .run(Opcode::ConnectPath, &path)
+            .map_err(wire_refusal)?;
+        tracing::debug!("{self:?}: speaks RoCE v2 to {}", to.ip);
+        Ok(())
     }
 
     /// Lets the device send requests, before the change to RTS.

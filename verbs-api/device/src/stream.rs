@@ -113,12 +113,12 @@ layouts! {
         /// Index in the address table: the group is joined on the network of that address.
         source: U32,
     }
-    /// Arguments of `ConnectPath`: the attributes that `ibv_modify_qp` has at the change to RTR.
+    /// Arguments of `ConnectPath`: the attributes that `ibv_modify_qp` has at the change to RTR. The
+    /// queue pair speaks RoCE v2 from then on, until it is reset.
     Path {
         /// The peer's address; its packets go to UDP port 4791.
         remote: Endpoint,
-        /// The queue pair, with the rule [`ROCE`](crate::command::create_qp::ROCE), in the state
-        /// INIT.
+        /// The queue pair, of kind RC or UC, in the state INIT.
         qid: U32,
         /// Index of the own address in the address table.
         source: U32,
@@ -209,7 +209,7 @@ pub mod bind {
     pub const REPORT_REFUSED: u32 = 2;
     /// The port's number is that of services of RoCE's connection manager. The device's queue pair
     /// 1 takes the REQ and SIDR_REQ messages to the local address whose service IDs end with it (16
-    /// bits), until the port is closed or a queue pair gets it. Other devices of the user that
+    /// bits), until the port is closed, or the queue pair that got it destroyed. Other devices of the user that
     /// share UDP port 4791 pass these on. Queue pair 1 must exist before, or this has no effect.
     pub const SERVICE: u32 = 4;
 }

@@ -56,11 +56,12 @@ impl Engine {
             return Err(Errno::INVAL);
         }
         Message::Request.check(self.identity, &parameters.private_data)?;
-        if self.speaks_roce() {
+        let remote = self.own(channel, handle)?.remote.ok_or(Errno::INVAL)?;
+        if self.speaks_roce_to(remote) {
             return self.connect_by_messages(world, handle, &parameters);
         }
         let id = self.own(channel, handle)?;
-        let (local, remote) = (id.local, id.remote.ok_or(Errno::INVAL)?);
+        let local = id.local;
         let ConnPolicy {
             settings,
             own_ports,
@@ -88,7 +89,8 @@ impl Engine {
             deadline: world.now + settings.initiator_timeout,
         };
         let connecting = Box::new(connecting);
-        let connecting = match own_ports {
+        // Where the option is RoCE v2, messages reach no port of iWARP.
+        let connecting = match own_ports && !self.speaks_roce() {
             true => self.locate(world, handle, connecting),
             false => Err(connecting),
         };

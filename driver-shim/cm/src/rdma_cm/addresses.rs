@@ -429,7 +429,7 @@ impl Engine {
     fn has_udp_port(&self, id: &Id) -> bool {
         match id.is_for_datagrams() {
             true => self.identity.is_roce(),
-            false => self.default_policy.own_ports || self.speaks_roce(),
+            false => self.default_policy.own_ports || self.config.speaks_roce_to_some(),
         }
     }
 
@@ -547,14 +547,18 @@ impl Engine {
             }
             taken => taken?,
         };
-        let range = self.config.native.port_range.clone();
+        let is_own = self.default_policy.own_ports;
+        let range = match is_own {
+            true => self.config.native.port_range.clone(),
+            false => Some(port..=port),
+        };
         let listening = first_free(range, |port| {
             self.bind_stream_port(world, handle, with_port(local, port))
         });
         let (lid, stream_port) = listening.inspect_err(|_| self.leave_place(world, handle))?;
         tracing::debug!("id {handle}: has UDP port {port} and TCP port {stream_port}");
         if let Some(id) = self.ids.get_mut(&handle) {
-            id.stream_port = Some(stream_port);
+            id.stream_port = is_own.then_some(stream_port);
         }
         Ok((lid, port))
     }

@@ -40,9 +40,15 @@ impl Engine {
             return datagram_attributes(id, state);
         }
         if identity.is_roce() {
+            let by_messages = match id.state {
+                State::ByMessages(_) => true,
+                // A peer may connect by a stream, whatever its wire is here.
+                State::Requested { .. } => false,
+                _ => id.remote.is_some_and(|remote| self.speaks_roce_to(remote)),
+            };
             let of_peer = [QpState::Rtr, QpState::Rts].into_iter();
             let of_peer = of_peer.into_iter().find(|of_peer| *of_peer as u32 == state);
-            if let Some(state) = of_peer.filter(|_| self.speaks_roce()) {
+            if let Some(state) = of_peer.filter(|_| by_messages) {
                 return self.attributes_by_messages(world, handle, state);
             }
             let id = self.own(channel, handle)?;

@@ -316,6 +316,10 @@ impl Engine {
             Ok(mad) => mad,
             Err(error) => return tracing::debug!("a message from {}: {error}", arrival.remote),
         };
+        let is_datagram = matches!(mad.message, Message::Reply(_) | Message::Request(_));
+        if is_datagram && self.has_both_wires() && self.adapters.opened.values().any(|it| it.port == port) {
+            return tracing::debug!("{}: datagrams have ports of their own: {mad}", arrival.remote);
+        }
         match mad.message {
             Message::Reply(reply) => self.replied(world, &arrival, mad.transaction_id, &reply),
             Message::Request(request) => {

@@ -129,6 +129,7 @@ impl Engine {
             }
             State::Listening(listener) => {
                 let Listener { lid, waiting, .. } = *listener;
+                self.adapters.stop_listening(handle);
                 self.close_listener(world, Some(lid));
                 let owned = |(sid, owner): (&u32, &Owner)| match owner {
                     Owner::Listener(of, _) if *of == handle => Some(*sid),
@@ -218,6 +219,9 @@ impl Engine {
             return Err(Errno::INVAL);
         };
         let lid = self.listener_of(world, handle, lid)?;
+        if self.has_both_wires() {
+            self.take_requests(world, handle)?;
+        }
         let id = self.own(channel, handle)?;
         let State::Bound { early, .. } = &mut id.state else {
             return Err(Errno::INVAL);

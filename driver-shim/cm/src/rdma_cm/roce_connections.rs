@@ -6,7 +6,7 @@
 //! messages arrive.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
 use urnic_config::Wire;
@@ -52,10 +52,21 @@ pub(super) fn route(local: IpAddr, remote: IpAddr) -> Route {
 }
 
 impl Engine {
-    /// Whether connections are made by the messages of RoCE's connection manager, for queue pairs
-    /// that speak RoCE v2.
+    /// Whether the option is RoCE v2: services of datagrams, too, have its port then, and listeners
+    /// take no streams.
     pub(super) fn speaks_roce(&self) -> bool {
         self.identity.is_roce() && self.config.wire == Wire::Roce
+    }
+
+    /// Whether a peer's connections are made by the messages of RoCE's connection manager, for queue
+    /// pairs that speak RoCE v2.
+    pub(super) fn speaks_roce_to(&self, peer: SocketAddr) -> bool {
+        self.config.speaks_roce_to(peer.ip().to_canonical())
+    }
+
+    /// Whether listeners of streams take the requests of peers that speak RoCE v2, too.
+    pub(super) fn has_both_wires(&self) -> bool {
+        !self.speaks_roce() && self.config.speaks_roce_to_some()
     }
 
     /// Opens the queue pair 1 of a device, with its connections, unless it is open.
@@ -67,7 +78,13 @@ impl Engine {
             return Ok(());
         }
         let adapter = world.device.channel_adapter(device)?;
-        let port = self.common_port_of(world, device)?;
+        let port = match self.speaks_roce() {
+            true => self.common_port_of(world, device)?,
+            false => {
+                let ip = self.config.native.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+                (world.device).open_port_of(device, SocketAddr::new(ip, UDP_PORT))?
+            }
+        };
         let settings = Settings {
             ca_guid: adapter.guid,
             number_prefix: Some(adapter.native_port),
@@ -100,21 +117,31 @@ impl Engine {
         let (Some(local), State::Bound { .. }) = (id.local, &id.state) else {
             return Err(Errno::INVAL);
         };
-        let (service, reuse) = (id.service(local.port()), id.reuse);
-        let ports = id.ports.clone();
-        if reuse {
+        if id.reuse {
             self.check_port(handle, local, false)?;
         }
-        for port in ports {
+        self.take_requests(world, handle)?;
+        if let Some(id) = self.ids.get_mut(&handle) {
+            id.state = State::Serving(Service { backlog, unread: 0 });
+        }
+        Ok(())
+    }
+
+    /// Has the messages of peers find an id that listens.
+    ///
+    /// # Errors
+    /// Those of opening queue pair 1 of the devices.
+    pub(super) fn take_requests(&mut self, world: &mut World<'_>, handle: u32) -> Result<(), Errno> {
+        let id = self.ids.get(&handle).ok_or(Errno::NOENT)?;
+        let local = id.local.ok_or(Errno::INVAL)?;
+        let service = id.service(local.port());
+        for port in id.ports.clone() {
             let device = world.device.device_of_port(port);
             let opened = self.open_adapter(world, device);
             opened.inspect_err(|errno| self.log_no_adapter(world.now, ("rdma_listen", local), *errno))?;
         }
         tracing::debug!("id {handle}: listens at {local}, service {service:#x}");
         self.adapters.listeners.entry(service).or_default().push(handle);
-        if let Some(id) = self.ids.get_mut(&handle) {
-            id.state = State::Serving(Service { backlog, unread: 0 });
-        }
         Ok(())
     }
 
@@ -129,6 +156,7 @@ impl Engine {
             adapters,
             ids,
             datagrams,
+            config,
             ..
         } = self;
         let mut opened = adapters
@@ -142,6 +170,13 @@ impl Engine {
             return;
         };
         let admit = &mut |route: &Route, service| match listener(adapters, ids, service, route.local) {
+            _ if !config.speaks_roce_to(route.remote) => {
+                tracing::info!(
+                    "{route}: a request is refused: the wire to this peer is iWARP; [[peer]] wire=roce changes \
+                     that"
+                );
+                Admission::NoListener
+            }
             // The program will listen, perhaps; the request is repeated.
             None if datagrams.places.values().any(|place| {
                 let mut holders = place.holders.iter().filter_map(|handle| ids.get(handle));
@@ -154,6 +189,7 @@ impl Engine {
             None => Admission::NoListener,
             Some(handle) => match ids.get(&handle).map(|id| &id.state) {
                 Some(State::Serving(service)) if service.unread < service.backlog => Admission::Shown,
+                Some(State::Listening(here)) if here.unread < here.backlog => Admission::Shown,
                 _ => Admission::Full,
             },
         };
@@ -437,8 +473,10 @@ impl Engine {
         if let Some(adapter) = self.adapters.opened.get_mut(&device) {
             adapter.ids.insert(number, handle);
         }
-        if let Some(State::Serving(service)) = self.ids.get_mut(&listener).map(|id| &mut id.state) {
-            service.unread += 1;
+        match self.ids.get_mut(&listener).map(|id| &mut id.state) {
+            Some(State::Serving(service)) => service.unread += 1,
+            Some(State::Listening(here)) => here.unread += 1,
+            _ => {}
         }
         tracing::debug!("id {handle}: {route}: requests a connection, number {number:#010x}");
         self.queue_request(world, listener, handle, params_of_request(requested));

@@ -85,8 +85,10 @@ pub struct Qp {
     pub qpn: u32,
     /// The service of the queue pair.
     pub kind: QpKind,
-    /// It sends and receives packets of RoCE v2, and has no stream.
-    pub(crate) speaks_roce: bool,
+    /// It has a path of RoCE v2 to its peer, and no stream.
+    has_path: AtomicBool,
+    /// Its number is that of its own UDP port, and not one of the connection manager.
+    number_is_port: bool,
     /// The largest path MTU of the port, in bytes; 0 = any.
     pub(crate) max_mtu: u32,
     /// Number of the protection domain.

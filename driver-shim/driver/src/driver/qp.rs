@@ -18,6 +18,7 @@ use crate::command::ack_timeout_ms;
 use crate::dma::{DmaMemory, RingPlacement};
 use crate::gate::{Gate, Poster};
 use crate::objects::{Context, Pd};
+use crate::paths::wire_refusal;
 use crate::refusal::{MAX_INLINE as INLINE_LIMIT, Reason, Refusal, at_most};
 use crate::transition::{self, Rules};
 use urnic_cm::native::Peer;
@@ -151,13 +152,14 @@ impl Driver {
             .commands
             .call(Opcode::CreateQp, &arguments)
             .inspect_err(|_| self.give_number_back(&number))
-            .map_err(|errno| self.wire_refusal(errno))?;
+            .map_err(wire_refusal)?;
         let qp = Arc::new(Qp {
             driver: self.clone(),
             qid: handle.id.get(),
             qpn: number.qpn,
             kind: init.kind,
-            speaks_roce: self.speaks_roce(),
+            has_path: AtomicBool::new(false),
+            number_is_port: number.port != 0,
             max_mtu: init.max_datagram,
             pd: init.pd.id,
             uar: init.context.uar(),
@@ -191,12 +193,14 @@ impl Driver {
     /// The rules of a new queue pair ([`create_qp`]): on a RoCE NIC, those of the InfiniBand
     /// Architecture Specification.
     fn rules(&self, init: &QpInit<'_>) -> u32 {
+        let is_roce_port = init.kind == QpKind::UnreliableDatagram && self.has_roce_datagrams();
         let rules = [
             (self.identity().is_roce(), create_qp::INFINIBAND),
             (init.blocks_own_multicast, create_qp::BLOCK_OWN_MULTICAST),
+            (is_roce_port, create_qp::ROCE),
         ];
         let given = rules.into_iter().filter(|(given, _)| *given);
-        given.fold(self.wire_rule(), |rules, (_, rule)| rules | rule)
+        given.fold(0, |rules, (_, rule)| rules | rule)
     }
 }
 
@@ -346,6 +350,11 @@ impl Qp {
         self.managed.load(Ordering::Acquire)
     }
 
+    /// Whether the queue pair has a path of RoCE v2, and no stream.
+    fn has_path(&self) -> bool {
+        self.has_path.load(Ordering::Acquire)
+    }
+
     /// Whether the queue pair waits for a stream of the connection manager.
     pub(crate) fn awaits_stream(&self) -> bool {
         self.awaits_stream.load(Ordering::Acquire)
@@ -455,11 +464,12 @@ impl Qp {
         let roce = self.driver.identity().is_roce();
         Ok(match (from, to) {
             _ if self.kind == QpKind::UnreliableDatagram => None,
-            (QpState::Init, QpState::Rtr) if self.speaks_roce => {
+            (QpState::Init, QpState::Rtr) if mask.contains(QpMask::AV) && self.is_for_roce(new) => {
                 self.connect_path(new)?;
+                self.has_path.store(true, Ordering::Release);
                 None
             }
-            (QpState::Rtr, QpState::Rts) if self.speaks_roce => {
+            (QpState::Rtr, QpState::Rts) if self.has_path() => {
                 self.start_path(new)?;
                 None
             }
@@ -493,6 +503,7 @@ impl Qp {
         match to {
             QpState::Reset => {
                 self.set_awaits_stream(false);
+                self.has_path.store(false, Ordering::Release);
                 self.driver.cm_lost(self.qid, Errno::CONNRESET);
                 self.clear_managed();
                 self.gate.close();
@@ -504,7 +515,7 @@ impl Qp {
             QpState::Err | QpState::Sqd => self.gate.open(),
             QpState::Rtr => self.driver.native_reached_rtr(self, peer, new),
             // There is no connection to wait for.
-            QpState::Rts if self.speaks_roce => self.gate.open(),
+            QpState::Rts if self.has_path() => self.gate.open(),
             QpState::Rts if from == QpState::Rts => self.driver.native_rnr(self, new, mask),
             QpState::Init | QpState::Rts | QpState::Sqe => {}
         }
@@ -554,7 +565,7 @@ impl Qp {
         self.driver.native_retire(self.qpn, false);
         self.driver.commands.destroy(Opcode::DestroyQp, self.qid)?;
         // The device has closed the port of any other.
-        if self.kind != QpKind::UnreliableDatagram || self.speaks_roce {
+        if !self.number_is_port {
             self.driver.native_remove(self.qpn);
         }
         self.driver.remove_qp(self);
@@ -580,7 +591,7 @@ impl Qp {
 
     /// Whether the queue pair connects to the peer that its program named.
     fn connects_natively(&self) -> bool {
-        self.kind != QpKind::UnreliableDatagram && !self.speaks_roce && !self.awaits_stream()
+        self.kind != QpKind::UnreliableDatagram && !self.has_path() && !self.awaits_stream()
     }
 
     fn change(&self, to: QpState, new: &QpAttr, mask: QpMask) -> Result<(), Errno> {

@@ -84,7 +84,7 @@ impl Driver {
     /// Ends the device's connections that are made by messages: no stream does that when the
     /// process ends.
     pub(crate) fn cm_end(&self) {
-        if self.speaks_roce() && !self.commands().is_lost() {
+        if self.has_roce_connections() && !self.commands().is_lost() {
             let slot = self.connections().slot();
             self.with_rdma_cm(|engine, world| engine.end(world, |number| Slot::split(number).0 == slot));
         }
@@ -163,7 +163,7 @@ impl Driver {
             qkey: MANAGEMENT_QKEY.into(),
             qpn: MANAGEMENT_QPN.into(),
             scope: scope.into(),
-            port: match self.speaks_roce() {
+            port: match self.has_roce_datagrams() {
                 true => UDP_PORT,
                 false => remote.port(),
             }
@@ -176,7 +176,7 @@ impl Driver {
     }
 
     fn new_messages(&self) -> Result<Messages, Errno> {
-        let member = match self.speaks_roce() {
+        let member = match self.has_roce_connections() {
             true => self.native_port()?,
             false => 0,
         };
@@ -193,13 +193,13 @@ impl Driver {
         messages.lock().open(self.reach(), local, ipv6_only)
     }
 
-    /// The number of the queue pair that carries the messages of all ports on the wire of RoCE v2;
-    /// on another wire, that of a new UDP port. The caller holds the connection manager's lock.
+    /// At the port of RoCE v2, the number of queue pair 1; at another one, that of a new UDP port.
+    /// The caller holds the connection manager's lock.
     ///
     /// # Errors
     /// As [`open_message_port`](Self::open_message_port).
     fn open_common_port(&self, local: SocketAddr) -> Result<u32, Errno> {
-        if !self.speaks_roce() {
+        if local.port() != UDP_PORT || !self.has_roce_connections() {
             return Ok(self.open_message_port(local, false)?.0);
         }
         let messages = self.connections().messages_or(|| self.new_messages())?;
@@ -220,7 +220,8 @@ impl Driver {
             commands: self.commands(),
             attributes: self.attributes(),
             gids: self.gids(),
-            speaks_roce: self.speaks_roce(),
+            has_roce_datagrams: self.has_roce_datagrams(),
+            has_roce_connections: self.has_roce_connections(),
         }
     }
 }
@@ -524,7 +525,7 @@ impl Device for CmDevice<'_> {
         let driver = self.devices.driver(slot).ok_or(Errno::IO)?;
         let index = self.devices.index(slot).ok_or(Errno::IO)?;
         let inventory = self.inventory.ok_or(Errno::NODEV)?;
-        if !driver.speaks_roce() {
+        if !driver.has_roce_connections() {
             return Err(Errno::OPNOTSUPP);
         }
         Ok(ChannelAdapter {

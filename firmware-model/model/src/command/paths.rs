@@ -4,7 +4,12 @@ use super::Job;
 use super::answer::{Answer, Check as _, argument, done};
 use super::streams::traffic_class;
 use crate::roce;
-use std::net::SocketAddr;
+use crate::runtime::Core;
+use crate::runtime::streaming::status;
+use crate::schedule::{Interest, Token};
+use crate::stream::roce_port::RocePort;
+use rustix::fd::BorrowedFd;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use urnic_device::command::Status;
 use urnic_device::stream::{Path, Retries};
 use urnic_roce::message::Mtu;
@@ -13,6 +18,8 @@ use urnic_wire::roce::{Psn, UDP_PORT};
 
 /// Numbers of queue pairs and PSNs have 24 bits.
 const MASK_24: u32 = 0xff_ffff;
+/// All addresses, IPv4 and IPv6.
+const ANYWHERE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 /// The largest code of a timer.
 const MAX_TIMER: u32 = 31;
 /// The largest number of retries.
@@ -58,7 +65,8 @@ impl Job<'_> {
             ack_every: ACK_EVERY,
         };
         let qp = self.core.qps.find(arguments.qid.get()).of(argument!(Path.qid))?;
-        qp.connect_path(path, attributes, self.effects)?;
+        let port = || open_port(self.core, (qp.identity.qpn(), None), qp.id);
+        qp.connect_path(self.core, (path, attributes), port, self.effects)?;
         done()
     }
 
@@ -87,4 +95,21 @@ impl Job<'_> {
         qp.start_path(attributes, self.effects)?;
         done()
     }
+}
+
+/// Opens the port of RoCE v2, for the queue pair with this number on the wire. Queue pair 1 may name
+/// the member.
+pub(super) fn open_port(
+    core: &Core,
+    (qpn, member): (u32, Option<u16>),
+    qid: u32,
+) -> Result<RocePort, Status> {
+    let addresses = core.config.listen_addresses(ANYWHERE, false);
+    let addresses = addresses.ok_or(Status::Denied)?;
+    let (port, is_new) = core.roce.open(&addresses, (qpn, member), qid).map_err(status)?;
+    if is_new {
+        let watch = |fd: BorrowedFd<'_>| core.schedule.watch(fd, Token::RocePort, Interest::Input);
+        core.roce.watch(watch).map_err(|_| Status::NoResources)?;
+    }
+    Ok(port)
 }

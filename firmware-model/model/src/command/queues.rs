@@ -3,21 +3,18 @@
 
 use super::Job;
 use super::answer::{Answer, Check as _, Refused, argument, count, done, handle, ok};
+use super::paths::open_port;
 use crate::datagram::{DatagramParams, Ports as DatagramPorts};
 use crate::events::{Effects, EventQueue};
 use crate::host::Record;
 use crate::memory::DomainUse;
 use crate::qp::Qp;
 use crate::queues::{CompletionQueue, ReceiveQueue, ReceiveSource, SendQueue, SharedReceiveQueue};
-use crate::runtime::streaming::status;
 use crate::runtime::{Core, PageUser, Uar};
-use crate::schedule::{Interest, Token};
 use crate::stream::Ends;
-use crate::stream::datagram::{DatagramSocket, MAX_PAYLOAD};
-use crate::stream::roce_port::RocePort;
-use crate::transport::{Identity, QpChange, QpQueues};
-use rustix::fd::BorrowedFd;
-use std::net::{IpAddr, Ipv6Addr};
+use crate::stream::datagram::MAX_PAYLOAD;
+use crate::stream::roce_port::ServiceName;
+use crate::transport::{Identity, QPN_MASK, QpChange, QpQueues};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -35,10 +32,6 @@ use urnic_device::wqe::{BLOCK_LEN, MAX_BLOCKS, MAX_SGE, RecvHeader, Sge};
 use urnic_wire::mad::MANAGEMENT_QPN;
 use zerocopy::FromZeros;
 
-/// Bits of the number of a queue pair on the wire.
-const QPN_MASK: u32 = 0xff_ffff;
-/// All addresses, IPv4 and IPv6.
-const ANYWHERE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 /// Alignment of rings: a cache line, so that no entry spans two.
 const RING_ALIGN: usize = 64;
 /// Entries of the largest event queue, log2.
@@ -328,7 +321,10 @@ impl Job<'_> {
         let kind = kind.of(argument!(CreateQp.kind))?;
         let rules = parse_rules(arguments.rules.get());
         let [infiniband, blocks_own_multicast, is_roce] = rules.of(argument!(CreateQp.rules))?;
-        let member = member_of(&arguments, kind, is_roce).of(argument!(CreateQp.member))?;
+        // Those of connected kinds get their wire with their peer.
+        let fits = !is_roce || kind == QpKind::UnreliableDatagram;
+        fits.of(argument!(CreateQp.rules))?;
+        let member = member_of(&arguments, is_roce).of(argument!(CreateQp.member))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
         let send_cq = core.cqs.find(arguments.send_cq.get());
@@ -347,9 +343,9 @@ impl Job<'_> {
             let label = arguments.label.get();
             let identity = Identity {
                 qid,
-                label: match is_roce || kind == QpKind::UnreliableDatagram {
-                    true => label & QPN_MASK,
-                    false => label,
+                label: match kind {
+                    QpKind::UnreliableDatagram => label & QPN_MASK,
+                    _ => label,
                 },
                 pd,
                 extensions: core.config.rfc7306,
@@ -360,23 +356,23 @@ impl Job<'_> {
             match kind {
                 QpKind::ReliableConnected | QpKind::UnreliableConnected => {
                     let queues = QpQueues::new((sq, send_cq), (rq, recv_cq));
-                    Ok(match is_roce {
-                        true => {
-                            Qp::of_roce(identity, queues, self.roce_port(label, qid, None)?, page.id, srq)
-                        }
-                        false => Qp::new(identity, queues, page.id, srq),
-                    })
+                    Ok(Qp::new(identity, queues, page.id, srq))
                 }
                 QpKind::UnreliableDatagram => {
+                    let (ports, service) = match is_roce {
+                        true => (
+                            DatagramPorts::Shared(open_port(core, (label & QPN_MASK, member), qid)?),
+                            None,
+                        ),
+                        false => self.own_ports(&arguments)?,
+                    };
                     let params = DatagramParams {
                         sq: sq.of_datagrams(),
                         send_cq,
                         rq,
                         recv_cq,
-                        ports: match is_roce {
-                            true => DatagramPorts::Shared(self.roce_port(label, qid, member)?),
-                            false => DatagramPorts::Own(self.own_ports(&arguments)?),
-                        },
+                        ports,
+                        service,
                         max_payload: match arguments.max_datagram.get() as usize {
                             0 => MAX_PAYLOAD,
                             max => max.min(MAX_PAYLOAD),
@@ -402,27 +398,11 @@ impl Job<'_> {
         queue_handle(qp.id, self.core.enter_page(&page, PageUser::Qp(qp.id)))
     }
 
-    /// The UDP port that the arguments name.
-    fn own_ports(&self, arguments: &CreateQp) -> Result<Vec<Box<dyn DatagramSocket>>, Status> {
+    /// The UDP port that the arguments name, and the name of its services.
+    fn own_ports(&self, arguments: &CreateQp) -> Result<(DatagramPorts, Option<ServiceName>), Status> {
         let port = self.core.ports.take(arguments.datagrams.get());
-        port.map(|port| port.sockets).ok_or(Status::InvalidHandle)
-    }
-
-    /// The port of RoCE v2, for the queue pair with this number on the wire. Queue pair 1 may name
-    /// the member.
-    fn roce_port(&self, label: u32, qid: u32, member: Option<u16>) -> Result<RocePort, Status> {
-        let core = self.core;
-        let addresses = core.config.listen_addresses(ANYWHERE, false);
-        let addresses = addresses.ok_or(Status::Denied)?;
-        let (port, is_new) = core
-            .roce
-            .open(&addresses, (label & QPN_MASK, member), qid)
-            .map_err(status)?;
-        if is_new {
-            let watch = |fd: BorrowedFd<'_>| core.schedule.watch(fd, Token::RocePort, Interest::Input);
-            core.roce.watch(watch).map_err(|_| Status::NoResources)?;
-        }
-        Ok(port)
+        port.map(|port| (DatagramPorts::Own(port.sockets), port.service))
+            .ok_or(Status::InvalidHandle)
     }
 
     /// The queues of a queue pair, in the rings that the arguments name.
@@ -518,9 +498,8 @@ impl Job<'_> {
 }
 
 /// The number of the member that queue pair 1 on the wire of RoCE v2 gives, if it does.
-fn member_of(arguments: &CreateQp, kind: QpKind, is_roce: bool) -> Result<Option<u16>, Status> {
-    let is_datagrams = is_roce && kind == QpKind::UnreliableDatagram;
-    let is_general = is_datagrams && arguments.label.get() & QPN_MASK == MANAGEMENT_QPN;
+fn member_of(arguments: &CreateQp, is_roce: bool) -> Result<Option<u16>, Status> {
+    let is_general = is_roce && arguments.label.get() & QPN_MASK == MANAGEMENT_QPN;
     match u16::try_from(arguments.member.get()) {
         Ok(0) => Ok(None),
         Ok(member) if is_general => Ok(Some(member)),

@@ -20,6 +20,7 @@ use crate::config::ModelConfig;
 use crate::llp::buffers::Buffer;
 use crate::queues::{CompletionQueue, Overflow, ReceiveSource, RecvWqe, SendQueue, SendWqe};
 use crate::stream::datagram::{DatagramSocket, Incoming, Outgoing};
+use crate::stream::roce_port::ServiceName;
 use crate::transport::completions::Completions;
 use crate::transport::{Env, QpChange, WrongState};
 use rustix::fd::BorrowedFd;
@@ -38,6 +39,8 @@ pub(crate) struct DatagramParams {
     pub(crate) rq: ReceiveSource,
     pub(crate) recv_cq: Arc<CompletionQueue>,
     pub(crate) ports: Ports,
+    /// The name of its port's services, which lasts as long as the queue pair.
+    pub(crate) service: Option<ServiceName>,
     /// The longest payload that it sends, in bytes.
     pub(crate) max_payload: usize,
     /// It does not receive what it sent to a group itself.
@@ -65,6 +68,7 @@ pub(crate) struct Engine {
     /// Number of the next packet.
     psn: Psn,
     ports: Ports,
+    service: Option<ServiceName>,
     groups: Vec<Membership>,
     max_payload: usize,
     blocks_own_multicast: bool,
@@ -89,6 +93,7 @@ impl Engine {
             qkey: 0,
             psn: Psn::default(),
             ports: params.ports,
+            service: params.service,
             groups: Vec::new(),
             max_payload: params.max_payload,
             blocks_own_multicast: params.blocks_own_multicast,
@@ -254,6 +259,7 @@ impl Engine {
     /// Closes the ports of a destroyed queue pair.
     pub(crate) fn abandon(&mut self) {
         self.ports = Ports::Own(Vec::new());
+        self.service = None;
         self.groups.clear();
     }
 }

@@ -120,21 +120,6 @@ impl Qp {
         qp
     }
 
-    /// A queue pair of kind RC or UC that speaks RoCE v2.
-    pub(crate) fn of_roce(
-        identity: Identity,
-        queues: QpQueues,
-        port: RocePort,
-        uar: u32,
-        srq: Option<Arc<SharedReceiveQueue>>,
-    ) -> Qp {
-        let cqs = (queues.send_cq.clone(), queues.recv_cq.clone());
-        let engine = Box::new(roce::Engine::new(queues, port, identity.unreliable));
-        let qp = Qp::with(identity, cqs, Service::Roce(engine), uar, srq);
-        qp.readable.store(true, Ordering::Relaxed);
-        qp
-    }
-
     fn with(
         identity: Identity,
         (send_cq, recv_cq): (Arc<CompletionQueue>, Arc<CompletionQueue>),
@@ -455,6 +440,25 @@ impl Service {
         }
     }
 
+    /// The engine of a queue pair of kind RC or UC in the state INIT, which speaks RoCE v2 from now
+    /// on, by the `port`. Returns whether it did not before.
+    pub(crate) fn speak_roce(
+        &mut self,
+        port: impl FnOnce() -> Result<RocePort, Status>,
+    ) -> Result<bool, Status> {
+        let engine = match self {
+            Service::Roce(_) => return Ok(false),
+            Service::Datagrams(_) => return Err(Status::WrongState),
+            Service::Connected(engine) => engine,
+        };
+        let begun = engine
+            .before_connection()
+            .map_err(|WrongState| Status::WrongState)?;
+        let is_unreliable = engine.is_unreliable();
+        *self = Service::Roce(Box::new(roce::Engine::new(begun, port()?, is_unreliable)));
+        Ok(true)
+    }
+
     /// Whether packets arrive by UDP ports.
     pub(crate) fn has_ports(&self) -> bool {
         matches!(self, Service::Datagrams(_) | Service::Roce(_))
@@ -510,12 +514,15 @@ impl Service {
         }
     }
 
-    /// Returns to the reset state, on the same rings.
+    /// Returns to the reset state, on the same rings. A connection of RoCE v2 closes its port.
     pub(crate) fn reset(&mut self) {
         match self {
             Service::Connected(engine) => *engine = engine.anew(),
             Service::Datagrams(engine) => engine.reset(),
-            Service::Roce(engine) => engine.reset(),
+            Service::Roce(engine) => {
+                let anew = Engine::new(engine.queues_anew(), engine.is_unreliable());
+                *self = Service::Connected(anew);
+            }
         }
     }
 

@@ -89,6 +89,14 @@ impl ReceiveQueue {
         }
     }
 
+    /// The same queue, for the engine that takes the place of this one's.
+    fn same(&self) -> ReceiveQueue {
+        ReceiveQueue {
+            record: self.record.clone(),
+            ..*self
+        }
+    }
+
     /// A new queue on the same ring: posted entries are dropped, and the indices continue.
     fn anew(&self) -> ReceiveQueue {
         let at = self.record.rq_producer.load(Ordering::Acquire);
@@ -280,6 +288,14 @@ impl ReceiveSource {
         match self {
             ReceiveSource::Own(queue) => queue.next,
             ReceiveSource::Shared(queue) => queue.lock().queue.next,
+        }
+    }
+
+    /// The same source, for the engine that takes the place of this one's.
+    pub(crate) fn same(&self) -> ReceiveSource {
+        match self {
+            ReceiveSource::Own(queue) => ReceiveSource::Own(queue.same()),
+            ReceiveSource::Shared(queue) => ReceiveSource::Shared(queue.clone()),
         }
     }
 

@@ -81,6 +81,14 @@ impl SendQueue {
         }
     }
 
+    /// The same queue, for the engine that takes the place of this one's.
+    pub(crate) fn same(&self) -> SendQueue {
+        SendQueue {
+            record: self.record.clone(),
+            ..*self
+        }
+    }
+
     /// A new queue on the same ring: posted entries are dropped, and the indices continue.
     pub(crate) fn anew(&self) -> SendQueue {
         let at = self.record.sq_producer.load(Ordering::Acquire);

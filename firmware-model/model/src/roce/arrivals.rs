@@ -50,7 +50,7 @@ const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
 const ACKNOWLEDGED: u32 = 16;
 
 impl Arrivals {
-    pub(super) fn new(rq: ReceiveSource, cq: Arc<CompletionQueue>) -> Arrivals {
+    pub(super) fn new((rq, cq): (ReceiveSource, Arc<CompletionQueue>), access: Access) -> Arrivals {
         Arrivals {
             machine: None,
             receives: Receives {
@@ -62,7 +62,7 @@ impl Arrivals {
                 drops_long: false,
                 is_broken: false,
             },
-            access: Access::empty(),
+            access,
             piggyback: Piggyback::default(),
             congestion: Congestion::default(),
         }
@@ -77,14 +77,6 @@ impl Arrivals {
             }
             false => Taking::Reliable(Box::new(Responder::new(attributes))),
         });
-    }
-
-    pub(super) fn reset(&mut self) {
-        self.machine = None;
-        self.congestion = Congestion::default();
-        self.receives.rq = self.receives.rq.anew();
-        (self.receives.is_taken, self.receives.is_broken) = (false, false);
-        self.access = Access::empty();
     }
 
     /// Takes a request, and executes it if it is the next one.

@@ -29,7 +29,7 @@ use rustix::fd::BorrowedFd;
 use urnic_device::command::QpStatus;
 use urnic_device::event::{Event, EventKind, QpFault};
 use urnic_device::stream::attached;
-use urnic_device::vocabulary::{QpState, WcStatus};
+use urnic_device::vocabulary::{Access, QpState, WcStatus};
 use urnic_roce::message::Mtu;
 use urnic_roce::{requester, responder};
 
@@ -45,13 +45,13 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// An engine in the reset state, which sends and receives by `port`.
-    pub(crate) fn new(queues: QpQueues, port: RocePort, is_unreliable: bool) -> Engine {
+    /// An engine in the state INIT, which sends and receives by `port`.
+    pub(crate) fn new((queues, access): (QpQueues, Access), port: RocePort, is_unreliable: bool) -> Engine {
         Engine {
-            state: QpState::Reset,
+            state: QpState::Init,
             is_unreliable,
             requests: Requests::new(queues.sq, queues.send_cq),
-            arrivals: Arrivals::new(queues.rq, queues.recv_cq),
+            arrivals: Arrivals::new((queues.rq, queues.recv_cq), access),
             packets: Packets::new(port),
         }
     }
@@ -124,20 +124,28 @@ impl Engine {
         }
     }
 
-    /// Returns to the reset state, on the same rings and ports: posted entries are dropped.
-    pub(crate) fn reset(&mut self) {
-        self.state = QpState::Reset;
-        self.requests.reset();
-        self.arrivals.reset();
-        self.packets.reset();
+    /// The queues of a queue pair that is reset: posted entries are dropped.
+    pub(crate) fn queues_anew(&self) -> QpQueues {
+        let receives = &self.arrivals.receives;
+        QpQueues {
+            sq: self.requests.sq.anew(),
+            send_cq: self.requests.completion_queue(),
+            rq: receives.rq.anew(),
+            recv_cq: receives.cq.queue.clone(),
+        }
+    }
+
+    /// Kind UC.
+    pub(crate) fn is_unreliable(&self) -> bool {
+        self.is_unreliable
     }
 
     /// Changes attributes, then the state.
     pub(crate) fn modify(&mut self, change: &QpChange, env: &mut Env<'_>) -> Result<(), WrongState> {
-        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        use QpState::{Err, Init, Rtr, Rts, Sqd, Sqe};
         if let Some(to) = change.state {
             let allowed = match (self.state, to) {
-                (_, Err) | (Reset, Init) | (Init, Rtr) | (Rtr | Sqd, Rts) | (Rts, Sqd) => true,
+                (_, Err) | (Init, Rtr) | (Rtr | Sqd, Rts) | (Rts, Sqd) => true,
                 (Sqe, Rts) => self.is_unreliable,
                 (from, to) => from == to && matches!(to, Init | Rts),
             };

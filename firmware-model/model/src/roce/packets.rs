@@ -88,15 +88,6 @@ impl Packets {
         })
     }
 
-    pub(super) fn reset(&mut self) {
-        self.path = None;
-        self.outgoing.clear();
-        self.buffer = None;
-        if let Some(port) = &mut self.port {
-            port.keep_from(Sources::None);
-        }
-    }
-
     pub(super) fn close(&mut self) {
         self.port = None;
     }
@@ -280,7 +271,7 @@ impl Packets {
             let is_ours = |header: &Header| {
                 let from_peer =
                     is_same_host(ends.source, path.destination) && ends.destination.ip() == path.source;
-                from_peer && header.destination_qpn == env.qp.label && header.pkey == DEFAULT_PKEY
+                from_peer && header.destination_qpn == env.qp.qpn() && header.pkey == DEFAULT_PKEY
             };
             let Some((header, payload)) = parsed.filter(|(header, _)| is_ours(header)) else {
                 env.counters.add(Counter::RxDatagramErrors, 1);

@@ -70,11 +70,8 @@ impl Requests {
         self.machine.as_mut()?.reliable()
     }
 
-    pub(super) fn reset(&mut self) {
-        self.sq = self.sq.anew();
-        self.machine = None;
-        self.taken.clear();
-        self.stopped = false;
+    pub(super) fn completion_queue(&self) -> Arc<CompletionQueue> {
+        self.cq.queue.clone()
     }
 
     pub(super) fn drain(&mut self, draining: bool) {

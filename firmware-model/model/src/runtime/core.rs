@@ -407,7 +407,6 @@ pub trait Interrupts: Send + Sync {
 pub(crate) struct BoundPort {
     pub(crate) sockets: Vec<Box<dyn DatagramSocket>>,
     /// Present if the port's number is that of services. A queue pair does not need it.
-    #[expect(dead_code, reason = "held for its end")]
     pub(crate) service: Option<ServiceName>,
 }
 

@@ -4,12 +4,13 @@
 use super::Core;
 use crate::counters::Counter;
 use crate::events::{Effects, Requests};
-use crate::qp::{Inner, Qp};
+use crate::qp::{Inner, Qp, Service};
 use crate::rdmap::{Attachment, Engine, PeerProgress};
 use crate::roce::Path;
 use crate::schedule::{Interest, Token};
 use crate::shard::home_shard;
 use crate::stream::datagram::DatagramSocket;
+use crate::stream::roce_port::RocePort;
 use crate::stream::{Ends, QpNumbers, Stream};
 use crate::table::Found;
 use crate::transport::{QpChange, WrongState};
@@ -49,6 +50,7 @@ impl Qp {
         self.leave_same_device_peer(core);
         core.memory.unbind_all_of(self.id);
         inner.engine.reset();
+        self.readable.store(inner.engine.has_ports(), Ordering::Relaxed);
         inner.engine.receive_source().ring_never();
         inner.gathering.forget();
         (inner.blocked, inner.hung_up, inner.attaching, inner.timer) = (false, false, false, None);
@@ -172,14 +174,19 @@ impl Qp {
         })
     }
 
-    /// Names the peer of a queue pair that speaks RoCE v2.
+    /// Names the peer of a queue pair, which speaks RoCE v2 from now on, by the `port`.
     pub(crate) fn connect_path(
         &self,
-        path: Path,
-        attributes: responder::Attributes,
+        core: &Core,
+        (path, attributes): (Path, responder::Attributes),
+        port: impl FnOnce() -> Result<RocePort, Status>,
         effects: &mut Effects,
     ) -> Result<(), Status> {
         self.command(effects, |inner, _| {
+            if inner.engine.speak_roce(port)? {
+                self.watch_ports_of(&inner.engine, core)?;
+                self.readable.store(true, Ordering::Relaxed);
+            }
             let connected = inner
                 .engine
                 .roce()
@@ -204,8 +211,11 @@ impl Qp {
 
     /// Watches the UDP ports of a queue pair.
     pub(crate) fn watch_ports(&self, core: &Core) -> Result<(), Status> {
-        let inner = self.turns.lock();
-        for fd in inner.engine.ports() {
+        self.watch_ports_of(&self.turns.lock().engine, core)
+    }
+
+    fn watch_ports_of(&self, engine: &Service, core: &Core) -> Result<(), Status> {
+        for fd in engine.ports() {
             let watched = core
                 .schedule
                 .watch(fd, Token::Qp(self.id), Interest::InputAndRoom);

@@ -188,13 +188,17 @@ fn arguments(driver: &Driver, kind: QpKind, rules: u32) -> CreateQp {
     }
 }
 
-/// A queue pair that speaks RoCE v2, in the state RESET.
+/// A queue pair in the state INIT; one of kind UD is at the port of RoCE v2.
 fn queue_pair(driver: &Driver, kind: QpKind, qpn: u32) -> End {
     let pd = driver.pd();
     let (send_cq, recv_cq) = (driver.cq(8), driver.cq(8));
+    let rules = match kind {
+        QpKind::UnreliableDatagram => create_qp::ROCE,
+        _ => 0,
+    };
     let arguments = CreateQp {
         kind: (kind as u32).into(),
-        rules: create_qp::ROCE.into(),
+        rules: rules.into(),
         label: qpn.into(),
         ..driver.qp_arguments(pd, &send_cq, &recv_cq)
     };
@@ -896,23 +900,44 @@ fn only_connections_of_roce_have_paths() {
     let datagrams = Node::of(QpKind::UnreliableDatagram, 0x13);
     let path = datagrams.path_to(&node);
     assert_eq!(datagrams.connect(&path), Err(Status::WrongState));
-    // A queue pair of iWARP has none, and one of RoCE has no stream.
+    // The wire is that of the peer.
+    let refused = driver.try_qp(&arguments(driver, QpKind::ReliableConnected, create_qp::ROCE));
+    assert_eq!(refused.err(), Some(Status::InvalidArgument));
+    // A queue pair that waits for a stream has none.
     let qp = driver
         .try_qp(&arguments(driver, QpKind::ReliableConnected, 0))
         .unwrap();
-    driver.modify(&qp, QpState::Init).unwrap();
     let path = Path {
         qid: qp.id.into(),
         ..node.path_to(&node)
     };
     assert_eq!(node.connect(&path), Err(Status::WrongState));
+    driver.modify(&qp, QpState::Init).unwrap();
+    driver.modify(&qp, QpState::Rtr).unwrap();
+    assert_eq!(node.connect(&path), Err(Status::WrongState));
+    // After a reset it gets the wire of its next peer.
+    driver.modify(&qp, QpState::Reset).unwrap();
+    driver.modify(&qp, QpState::Init).unwrap();
+    assert_eq!(node.connect(&path), Ok(()));
+}
+
+/// Receives may be posted before the peer is known.
+#[test]
+fn receives_posted_in_init_stay() {
+    let [mut near, mut far] = [Node::new(0x11), Node::new(0x12)];
+    far.post_recv(7, &[far.sge(0, 64)]);
+    far.ready(&near, &far.retries());
+    near.ready(&far, &near.retries());
+    near.post(request(Opcode::Send, 1), &[near.sge(0, 64)]);
+    assert_eq!(near.sent().status, WcStatus::Success as u8);
+    assert_eq!(far.received().cookie.get(), 7);
 }
 
 #[test]
 fn a_port_that_is_not_shared_is_taken() {
     let driver = device();
     let ip = driver.device.core().config.addresses[0].ip;
-    let wanted = || arguments(&driver, QpKind::ReliableConnected, create_qp::ROCE);
+    let wanted = || arguments(&driver, QpKind::UnreliableDatagram, create_qp::ROCE);
     let other = UdpSocket::bind((ip, UDP_PORT)).unwrap();
     let refused = driver.try_qp(&wanted());
     assert_eq!(refused.err(), Some(Status::AddressInUse));

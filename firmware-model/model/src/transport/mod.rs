@@ -14,4 +14,5 @@ mod params;
 pub(crate) mod piggyback;
 pub(crate) mod placement;
 
+pub(crate) use params::QPN_MASK;
 pub use params::{Env, Identity, Moved, QpChange, QpQueues, RxOutcome, TxOutcome, WrongState};

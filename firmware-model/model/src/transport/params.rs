@@ -143,7 +143,15 @@ pub struct Identity {
     pub last_first: bool,
 }
 
+/// The bits of a queue pair's number on the wire of datagrams and of RoCE v2.
+pub(crate) const QPN_MASK: u32 = 0xff_ffff;
+
 impl Identity {
+    /// The number of the queue pair on the wire of RoCE v2.
+    pub(crate) fn qpn(&self) -> u32 {
+        self.label & QPN_MASK
+    }
+
     /// What may be invalidated through the queue pair.
     pub(crate) fn invalidable(&self) -> Invalidable {
         match self.infiniband {

@@ -27,9 +27,9 @@ pub mod create_qp {
     pub const INFINIBAND: u32 = 1;
     /// Kind UD: the queue pair does not receive what it sent to a group itself.
     pub const BLOCK_OWN_MULTICAST: u32 = 2;
-    /// The queue pair sends and receives packets of RoCE v2 at UDP port 4791. One of kind RC or UC
-    /// has no stream ([`Path`](crate::stream::Path)), one of kind UD no UDP port of its own. With
-    /// feature [`ROCE`](super::features::ROCE).
+    /// Kind UD: the queue pair sends and receives packets at UDP port 4791, as RoCE v2 has it, and
+    /// has no UDP port of its own. Queue pairs of kind RC and UC get their wire with their peer
+    /// ([`Path`](crate::stream::Path)). With feature [`ROCE`](super::features::ROCE).
     pub const ROCE: u32 = 4;
 }
 
@@ -80,6 +80,7 @@ pub mod features {
     /// Streams over SCTP ([`llp::SCTP`](crate::stream::llp::SCTP)).
     pub const SCTP: u32 = 512;
     /// Queue pairs that send and receive packets of RoCE v2 at UDP port 4791
-    /// ([`create_qp::ROCE`](super::create_qp::ROCE)).
+    /// ([`Opcode::ConnectPath`](crate::command::Opcode::ConnectPath),
+    /// [`create_qp::ROCE`](super::create_qp::ROCE)).
     pub const ROCE: u32 = 1024;
 }

@@ -43,7 +43,7 @@ use std::time::Duration;
 use urnic_device::command::QpStatus;
 use urnic_device::event::QpFault;
 use urnic_device::stream::attached;
-use urnic_device::vocabulary::QpState;
+use urnic_device::vocabulary::{Access, QpState};
 use urnic_wire::mpa::fpdu::CrcMode;
 
 /// The phase of the connection.
@@ -179,9 +179,27 @@ impl Engine {
         Engine::new(queues, self.is_unreliable())
     }
 
+    /// The queues and the remote rights of a queue pair in the state INIT, for an engine of another
+    /// wire. Requests that are posted stay.
+    pub(crate) fn before_connection(&self) -> Result<(QpQueues, Access), WrongState> {
+        if self.state != QpState::Init {
+            return Err(WrongState);
+        }
+        let Rdmap {
+            requester, responder, ..
+        } = &self.rdmap;
+        let queues = QpQueues {
+            sq: requester.sq.same(),
+            send_cq: requester.cq.queue.clone(),
+            rq: responder.rq.same(),
+            recv_cq: responder.cq.queue.clone(),
+        };
+        Ok((queues, responder.access))
+    }
+
     /// Kind UC: messages may be dropped, and the queue pair outlives its stream.
     #[inline]
-    fn is_unreliable(&self) -> bool {
+    pub(crate) fn is_unreliable(&self) -> bool {
         self.rdmap.responder.drops.are_on()
     }
 
