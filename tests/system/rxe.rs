@@ -328,8 +328,8 @@ const LOST_LISTENER: &str = "Event: RDMA_CM_EVENT_REJECTED; error: 8";
 /// meets it every other time.
 const RUNS: usize = 14;
 
-/// The ends of a command of rdma_cm, ours with these settings; its client names the server's address
-/// by `ADDRESS`. Both begin again after [`LOST_LISTENER`].
+/// The ends of a command of rdma_cm, ours with these settings; its client names the server's
+/// address by `ADDRESS`. Both begin again after [`LOST_LISTENER`].
 fn by_rdma_cm(rxe: &Rxe, server: Server, command: [&str; 2], settings: Settings<'_>) {
     for _ in 0..RUNS {
         let (ours, (ok, theirs)) = once_by_rdma_cm(rxe, server, command, settings);

@@ -411,8 +411,8 @@ pub struct Config {
     pub same_host: SameHost,
     /// The lower layer of connections.
     pub llp: Llp,
-    /// The protocol of queue pairs, of those of kind UD always, and of others where no [`Peer`] says
-    /// otherwise.
+    /// The protocol of queue pairs, of those of kind UD always, and of others where no [`Peer`]
+    /// says otherwise.
     pub wire: Wire,
     /// The order in which Writes of peers are placed.
     pub placement: Placement,

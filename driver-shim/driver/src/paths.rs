@@ -17,8 +17,8 @@ use crate::refusal::{Reason, Refusal};
 const MTU_256: u32 = 128;
 
 impl Driver {
-    /// Whether a new queue pair of kind UD sends and receives at the port of RoCE v2, which is so for
-    /// all its peers.
+    /// Whether a new queue pair of kind UD sends and receives at the port of RoCE v2, which is so
+    /// for all its peers.
     pub(crate) fn has_roce_datagrams(&self) -> bool {
         self.identity().is_roce() && self.config().wire == Wire::Roce
     }
@@ -27,16 +27,6 @@ impl Driver {
     /// connection manager.
     pub(crate) fn has_roce_connections(&self) -> bool {
         self.config().speaks_roce_to_some()
-    }
-}
-
-/// The refusal of a queue pair for which the device could not open the port of RoCE v2.
-pub(crate) fn wire_refusal(errno: Errno) -> Refusal {
-    match errno {
-        Errno::ADDRINUSE => {
-            Reason::Rule("another process, rdma_rxe or an adapter has UDP port 4791 (wire=roce)").with(errno)
-        }
-        errno => errno.into(),
     }
 }
 
@@ -79,7 +69,7 @@ impl Qp {
         driver
             .commands()
             .run(Opcode::ConnectPath, &path)
-            .map_err(wire_refusal)?;
+            .map_err(Refusal::of_roce_port)?;
         tracing::debug!("{self:?}: speaks RoCE v2 to {}", to.ip);
         Ok(())
     }

@@ -128,6 +128,19 @@ pub enum Reason {
     Planned,
 }
 
+impl Refusal {
+    /// The device could not open the port of RoCE v2 for a queue pair.
+    pub(crate) fn of_roce_port(errno: Errno) -> Refusal {
+        match errno {
+            Errno::ADDRINUSE => {
+                Reason::Rule("another process, rdma_rxe or an adapter has UDP port 4791 (wire=roce)")
+                    .with(errno)
+            }
+            errno => errno.into(),
+        }
+    }
+}
+
 impl From<Errno> for Refusal {
     fn from(errno: Errno) -> Refusal {
         Refusal {

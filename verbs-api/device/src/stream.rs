@@ -113,8 +113,8 @@ layouts! {
         /// Index in the address table: the group is joined on the network of that address.
         source: U32,
     }
-    /// Arguments of `ConnectPath`: the attributes that `ibv_modify_qp` has at the change to RTR. The
-    /// queue pair speaks RoCE v2 from then on, until it is reset.
+    /// Arguments of `ConnectPath`: the attributes that `ibv_modify_qp` has at the change to RTR.
+    /// The queue pair speaks RoCE v2 from then on, until it is reset.
     Path {
         /// The peer's address; its packets go to UDP port 4791.
         remote: Endpoint,
@@ -209,8 +209,9 @@ pub mod bind {
     pub const REPORT_REFUSED: u32 = 2;
     /// The port's number is that of services of RoCE's connection manager. The device's queue pair
     /// 1 takes the REQ and SIDR_REQ messages to the local address whose service IDs end with it (16
-    /// bits), until the port is closed, or the queue pair that got it destroyed. Other devices of the user that
-    /// share UDP port 4791 pass these on. Queue pair 1 must exist before, or this has no effect.
+    /// bits), until the port is closed, or the queue pair that got it destroyed. Other devices of
+    /// the user that share UDP port 4791 pass these on. Queue pair 1 must exist before, or this has
+    /// no effect.
     pub const SERVICE: u32 = 4;
 }
 

@@ -58,8 +58,8 @@ impl Engine {
         self.identity.is_roce() && self.config.wire == Wire::Roce
     }
 
-    /// Whether a peer's connections are made by the messages of RoCE's connection manager, for queue
-    /// pairs that speak RoCE v2.
+    /// Whether a peer's connections are made by the messages of RoCE's connection manager, for
+    /// queue pairs that speak RoCE v2.
     pub(super) fn speaks_roce_to(&self, peer: SocketAddr) -> bool {
         self.config.speaks_roce_to(peer.ip().to_canonical())
     }

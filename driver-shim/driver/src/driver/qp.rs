@@ -18,7 +18,6 @@ use crate::command::ack_timeout_ms;
 use crate::dma::{DmaMemory, RingPlacement};
 use crate::gate::{Gate, Poster};
 use crate::objects::{Context, Pd};
-use crate::paths::wire_refusal;
 use crate::refusal::{MAX_INLINE as INLINE_LIMIT, Reason, Refusal, at_most};
 use crate::transition::{self, Rules};
 use urnic_cm::native::Peer;
@@ -152,7 +151,7 @@ impl Driver {
             .commands
             .call(Opcode::CreateQp, &arguments)
             .inspect_err(|_| self.give_number_back(&number))
-            .map_err(wire_refusal)?;
+            .map_err(Refusal::of_roce_port)?;
         let qp = Arc::new(Qp {
             driver: self.clone(),
             qid: handle.id.get(),

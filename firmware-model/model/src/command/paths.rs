@@ -97,8 +97,8 @@ impl Job<'_> {
     }
 }
 
-/// Opens the port of RoCE v2, for the queue pair with this number on the wire. Queue pair 1 may name
-/// the member.
+/// Opens the port of RoCE v2, for the queue pair with this number on the wire. Queue pair 1 may
+/// name the member.
 pub(super) fn open_port(
     core: &Core,
     (qpn, member): (u32, Option<u16>),

@@ -319,11 +319,8 @@ impl Job<'_> {
         let core = self.core;
         let kind = QpKind::from_raw(arguments.kind.get()).ok_or(Status::InvalidArgument);
         let kind = kind.of(argument!(CreateQp.kind))?;
-        let rules = parse_rules(arguments.rules.get());
+        let rules = parse_rules(arguments.rules.get(), kind);
         let [infiniband, blocks_own_multicast, is_roce] = rules.of(argument!(CreateQp.rules))?;
-        // Those of connected kinds get their wire with their peer.
-        let fits = !is_roce || kind == QpKind::UnreliableDatagram;
-        fits.of(argument!(CreateQp.rules))?;
         let member = member_of(&arguments, is_roce).of(argument!(CreateQp.member))?;
         let pd = arguments.pd.get();
         let page = core.page(arguments.uar.get()).of(argument!(CreateQp.uar))?;
@@ -340,13 +337,10 @@ impl Job<'_> {
         let domain = domains.enter(pd, DomainUse::QueuePair).then_some(());
         domain.of(argument!(CreateQp.pd))?;
         let made = core.qps.insert_with(Status::NoResources, |qid| {
-            let label = arguments.label.get();
+            let label = label_of(&arguments, kind);
             let identity = Identity {
                 qid,
-                label: match kind {
-                    QpKind::UnreliableDatagram => label & QPN_MASK,
-                    _ => label,
-                },
+                label,
                 pd,
                 extensions: core.config.rfc7306,
                 infiniband,
@@ -361,7 +355,7 @@ impl Job<'_> {
                 QpKind::UnreliableDatagram => {
                     let (ports, service) = match is_roce {
                         true => (
-                            DatagramPorts::Shared(open_port(core, (label & QPN_MASK, member), qid)?),
+                            DatagramPorts::Shared(open_port(core, (label, member), qid)?),
                             None,
                         ),
                         false => self.own_ports(&arguments)?,
@@ -507,15 +501,25 @@ fn member_of(arguments: &CreateQp, is_roce: bool) -> Result<Option<u16>, Status>
     }
 }
 
+/// The label of a queue pair: of kind UD, its number on the wire.
+fn label_of(arguments: &CreateQp, kind: QpKind) -> u32 {
+    match kind {
+        QpKind::UnreliableDatagram => arguments.label.get() & QPN_MASK,
+        _ => arguments.label.get(),
+    }
+}
+
 /// The rules of a queue pair ([`create_qp`]): whether its errors are those of InfiniBand, and
 /// whether it does not receive its own multicast.
-fn parse_rules(rules: u32) -> Result<[bool; 3], Status> {
+fn parse_rules(rules: u32, kind: QpKind) -> Result<[bool; 3], Status> {
     let known = [
         create_qp::INFINIBAND,
         create_qp::BLOCK_OWN_MULTICAST,
         create_qp::ROCE,
     ];
-    if rules & !known.into_iter().sum::<u32>() != 0 {
+    // Those of connected kinds get their wire with their peer.
+    let fits = rules & create_qp::ROCE == 0 || kind == QpKind::UnreliableDatagram;
+    if !fits || rules & !known.into_iter().sum::<u32>() != 0 {
         return Err(Status::InvalidArgument);
     }
     Ok(known.map(|rule| rules & rule != 0))

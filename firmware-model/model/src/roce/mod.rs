@@ -186,7 +186,7 @@ impl Engine {
         outcome
     }
 
-    /// Takes the packets that have arrived. What they cause is sent by [`transmit`](Self::transmit).
+    /// Takes the packets that have arrived. [`transmit`](Self::transmit) sends what they cause.
     pub(crate) fn receive(&mut self, env: &mut Env<'_>) -> RxOutcome {
         let outcome = self.take_in(env);
         self.settle(env);
@@ -204,8 +204,8 @@ impl Engine {
         self.is_open() && self.arrivals.owes_only_acknowledgement()
     }
 
-    /// Lets the next [`transmit`](Self::transmit) send the acknowledgement although no message is to
-    /// be sent, if it is time; the arguments are those of `Service::confirm_alone`.
+    /// Lets the next [`transmit`](Self::transmit) send the acknowledgement although no message is
+    /// to be sent, if it is time; the arguments are those of `Service::confirm_alone`.
     pub(crate) fn acknowledge_alone(&mut self, polled_again: bool, is_drained: bool) -> bool {
         self.arrivals.acknowledge_alone(polled_again, is_drained)
     }

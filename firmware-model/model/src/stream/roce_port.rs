@@ -355,8 +355,8 @@ impl State {
         }
     }
 
-    /// Reads a batch of a socket into inboxes. Returns whether there may be more; none if there is no
-    /// such socket.
+    /// Reads a batch of a socket into inboxes. Returns whether there may be more; none if there is
+    /// no such socket.
     fn read(&mut self, socket: u32, done: &mut Dispatched) -> Option<bool> {
         let (mut buffer, mut incoming) = (mem::take(&mut self.buffer), mem::take(&mut self.incoming));
         buffer.resize(MESSAGES * LONG_ROOM, 0);
@@ -365,9 +365,9 @@ impl State {
         read
     }
 
-    /// Reads a batch of a socket into `buffer`. The packets for queue pair `reader` are in `incoming`
-    /// afterwards, those of others in inboxes. Returns whether there may be more; none if there is
-    /// no such socket.
+    /// Reads a batch of a socket into `buffer`. The packets for queue pair `reader` are in
+    /// `incoming` afterwards, those of others in inboxes. Returns whether there may be more; none
+    /// if there is no such socket.
     fn read_for(
         &mut self,
         reader: Option<u32>,
@@ -417,8 +417,8 @@ impl State {
         true
     }
 
-    /// Puts a packet into the inbox of its queue pair, or passes it on to its member. Returns whether
-    /// it is for `reader`, which takes it.
+    /// Puts a packet into the inbox of its queue pair, or passes it on to its member. Returns
+    /// whether it is for `reader`, which takes it.
     fn arrived(
         &mut self,
         packet: &Incoming,
@@ -761,8 +761,8 @@ impl RocePort {
     }
 
     /// Takes packets for the queue pair that have arrived into `buffer`, and adds them to
-    /// `packets`, which is empty. Returns what came of packets that were read for it, with the other
-    /// queue pairs that got some.
+    /// `packets`, which is empty. Returns what came of packets that were read for it, with the
+    /// other queue pairs that got some.
     pub(crate) fn receive(&mut self, buffer: &mut [u8], packets: &mut Vec<Incoming>) -> Dispatched {
         let mut done = Dispatched::default();
         let mut state = self.ports.state.lock();

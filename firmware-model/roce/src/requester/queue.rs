@@ -175,8 +175,8 @@ impl Requester {
         })
     }
 
-    /// Whether [`transmit`](Self::transmit) has no packet until something arrives, the timer expires,
-    /// or a message is posted. It may have none otherwise, too.
+    /// Whether [`transmit`](Self::transmit) has no packet until something arrives, the timer
+    /// expires, or a message is posted. It may have none otherwise, too.
     pub fn is_waiting(&self) -> bool {
         self.failed.is_some()
             || matches!(self.timer, Timer::ReceiverNotReady(_))

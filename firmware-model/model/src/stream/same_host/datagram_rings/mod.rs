@@ -399,8 +399,8 @@ impl Inbound {
         }
     }
 
-    /// Takes the next packet into the beginning of `place`, if there is one and all that the sender sent before it
-    /// by UDP has come.
+    /// Takes the next packet into the beginning of `place`, if there is one and all that the
+    /// sender sent before it by UDP has come.
     fn take(&mut self, local: SocketAddr, place: &mut [u8]) -> Result<Option<Incoming>, Gone> {
         let Some(header) = self.header()? else {
             return Ok(None);
