@@ -26,7 +26,9 @@ use urnic_config::{CmPorts, Llp};
 /// # Errors
 /// `EINVAL` without a route; those of the route.
 fn from_address(world: &mut World<'_>, local: SocketAddr, remote: SocketAddr) -> Result<SocketAddr, Errno> {
-    if !local.ip().is_loopback() || remote.ip().to_canonical().is_loopback() {
+    let to = remote.ip().to_canonical();
+    // A group may be on this host alone.
+    if !local.ip().is_loopback() || to.is_loopback() || to.is_multicast() {
         return Ok(local);
     }
     let source = world.device.source(remote)?.ip();
