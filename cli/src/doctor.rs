@@ -176,6 +176,9 @@ pub(crate) fn identity(config: &Config) -> &'static str {
     match config.identity {
         Identity::Roce if config.wire == Wire::Roce => "a RoCE v2 NIC; the wire is RoCE v2",
         Identity::Iwarp => "an iWARP RNIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
+        Identity::Roce if config.speaks_roce_to_some() => {
+            "a RoCE v2 NIC; the wire is iWARP (RDMAP, DDP and MPA over TCP), and RoCE v2 to peers of [[peer]] sections"
+        }
         Identity::Roce => "a RoCE v2 NIC; the wire is iWARP (RDMAP, DDP and MPA over TCP)",
     }
 }

@@ -84,6 +84,8 @@ pub enum DatagramFault {
     Duplicate,
     /// It arrives after the next one.
     Reorder,
+    /// One bit of it changes.
+    Corrupt,
 }
 
 /// Faults of a call.
@@ -265,6 +267,12 @@ pub static CATALOGUE: &[Entry] = &[
         does: "a datagram arrives after the next one",
         stands_for: "several paths",
         read: |_| Ok(Kind::Datagram(DatagramFault::Reorder)),
+    },
+    Entry {
+        usage: "corrupt-datagram",
+        does: "one bit of a datagram changes",
+        stands_for: "bad memory in a switch: ICRC errors",
+        read: |_| Ok(Kind::Datagram(DatagramFault::Corrupt)),
     },
     Entry {
         usage: "fail call=VERB errno=NAME",

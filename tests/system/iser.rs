@@ -121,7 +121,8 @@ fn linux_reads_and_writes_a_disk_of_tgt_over_rxe() {
     let does = |line: &str| rxe.guest().start(line).success();
     does(&format!(
         "modprobe -a ib_iser sd_mod && iscsistart -i {INITIATOR} -t {TARGET} -g 1 -a {LINK_HOST} -p 3260 \
-         --param iface.transport_name=iser && until [ -b /dev/sda ]; do sleep 0.1; done"
+         --param iface.transport_name=iser && \
+         for n in $(seq 300); do [ -b /dev/sda ] && break; sleep 0.1; done; [ -b /dev/sda ]"
     ));
     // The second half becomes the first one, in two ways.
     does("dd if=/dev/sda of=/dev/sda bs=1M skip=8 count=4 iflag=direct oflag=direct");

@@ -57,6 +57,6 @@ fn transfers_over_a_near_link_that_loses_packets_are_bit_exact() {
     or_skip!(compiled("transfer"));
     let (hosts, _link) = or_skip!(joined("-d 200 -l 101 -r 97 -t 103"));
     for operation in ["send", "write", "read"] {
-        transfers(&hosts, &format!("-o {operation} -b 4000000 -c 100003"));
+        transfers(&hosts, &format!("-o {operation} -b 4000000 -c 100003 -t 16"));
     }
 }

@@ -203,6 +203,7 @@ fn packets_that_are_lost_or_repeated_or_overtaken_change_nothing() {
         "duplicate p=0.1 count=100",
         "reorder p=0.02 count=20",
         "drop p=0.01 count=10; duplicate p=0.05 count=50; reorder p=0.01 count=10",
+        "corrupt-datagram p=0.02 count=20",
     ] {
         let both = between(&netns, "ibv_rc_pingpong -g 3 -c -n 100 -s 20000")
             .env("URNIC_FAULTS", faults)
@@ -217,15 +218,23 @@ fn packets_that_are_lost_or_repeated_or_overtaken_change_nothing() {
     }
 }
 
-/// The datagrams that a host has received.
+/// The datagrams that a host has received, over both families.
 fn datagrams(netns: &Netns) -> u64 {
     let shown = netns
-        .program(Program::plain("cat").arg("/proc/net/snmp"))
+        .program(Program::plain("cat").arg("/proc/net/snmp").arg("/proc/net/snmp6"))
         .run()
         .success();
-    let values = shown.lines().filter_map(|line| line.strip_prefix("Udp: ")).nth(1);
-    let first = values.and_then(|values| values.split(' ').next());
-    first.and_then(|value| value.parse().ok()).expect("InDatagrams")
+    let of_ipv4 = shown.lines().filter_map(|line| line.strip_prefix("Udp: ")).nth(1);
+    let of_ipv4 = of_ipv4.and_then(|values| values.split(' ').next());
+    let of_ipv6 = shown
+        .lines()
+        .find_map(|line| line.strip_prefix("Udp6InDatagrams"));
+    let count = |value: Option<&str>| -> u64 {
+        value
+            .and_then(|value| value.trim().parse().ok())
+            .expect("InDatagrams")
+    };
+    count(of_ipv4) + count(of_ipv6)
 }
 
 /// The specification permits a Local ACK Timeout of up to four times its value.
@@ -249,8 +258,8 @@ fn requests_to_a_killed_peer_fail_after_all_retries() {
         // perftest's retry_cnt is 7.
         let all_retries = 8 * Duration::from_nanos(4096 << timeout);
         let after = killed.elapsed();
-        // The last acknowledgement came before the signal.
-        assert!(after >= all_retries.mul_f32(0.9), "{line}, {timeout}: {after:?}");
+        // The last acknowledgement came before the signal, and the first timeouts may have.
+        assert!(after >= all_retries / 2, "{line}, {timeout}: {after:?}");
         assert!(
             after <= 4 * all_retries + TIME_LIMIT / 2,
             "{line}, {timeout}: {after:?}"
@@ -710,21 +719,23 @@ fn requests_of_rdma_cm_to_a_killed_peer_fail() {
     or_skip!(installed("ib_write_bw"));
     let netns = or_skip!(Netns::pair());
     // perftest's client fails if it requests its second connection before the server listens again.
-    let runs = (0..10).find_map(|_| {
+    let client = (0..10).find_map(|_| {
         let port = free_port();
         let line = format!("-R -F -D 60 -p {port}");
         let mut server = netns[0].program(on_wire("ib_write_bw").line(&line)).spawn();
         server.wait_until_listening(port);
         let client = on_wire("ib_write_bw").line(&format!("{line} {SERVER}"));
         let mut client = netns[1].program(client).spawn();
-        let runs = until(TIME_LIMIT, || match datagrams(&netns[0]) > 1000 {
+        let passes = until(TIME_LIMIT, || match datagrams(&netns[0]) > 1000 {
             true => Some(true),
             false => client.ended().map(|_| false),
         });
         server.signal(Signal::KILL);
-        (runs == Some(true)).then_some(client)
+        passes
+            .expect("packets, or the end of the client")
+            .then_some(client)
     });
-    let client = runs.expect("packets");
+    let client = client.expect("one of ten that is in time");
     let said = client.wait_for(LIMIT).failure();
     // IBV_WC_RETRY_EXC_ERR.
     assert!(said.contains("status 12"), "{said}");

@@ -233,9 +233,9 @@ pub const OPTIONS: &[Opt] = &[
         key: "wire",
         takes: "auto, iwarp or roce",
         help: "The protocol of queue pairs with identity=roce: iWARP (auto and iwarp), and datagrams over a UDP port each; or RoCE v2 over UDP port \
-               4791, which rdma_rxe of Linux and adapters speak. It is never guessed: with auto, RoCE v2 is for the peers of [[peer]] sections with \
+               4791, which rdma_rxe of Linux and adapters speak. auto is the same as iwarp: RoCE v2 is for the peers of [[peer]] sections with \
                wire=roce. A connected queue pair gets its wire from its peer's address at the change to RTR; one of kind UD has that of the \
-               option. A listener takes requests of each wire that the option or a section names.",
+               option. A listener takes iWARP, and RoCE v2 if a section names it; with roce as the option only RoCE v2.",
         set: |c, text| Wire::named(text).map(|v| c.wire = v),
         show: |c| c.wire.name().to_owned(),
     },

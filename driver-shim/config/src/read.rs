@@ -205,11 +205,12 @@ impl Config {
 
     /// Whether connected queue pairs whose peer is at `address` speak RoCE v2.
     pub fn speaks_roce_to(&self, address: IpAddr) -> bool {
-        let wire = match self.peers.is_empty() {
-            true => self.wire,
-            false => self.facing(address).wire,
-        };
-        self.identity.is_roce() && wire == Wire::Roce
+        let of_peer = self.peers.iter().find(|peer| peer.network.contains(address));
+        let named = of_peer.and_then(|peer| {
+            let named = peer.options.iter().rev().find(|(key, _)| *key == "wire");
+            Wire::named(&named?.1)
+        });
+        self.identity.is_roce() && named.unwrap_or(self.wire) == Wire::Roce
     }
 
     /// Whether connected queue pairs speak RoCE v2 to some peer.

@@ -177,13 +177,12 @@ impl Messages {
         local: SocketAddr,
         ipv6_only: bool,
     ) -> Result<(u32, u16), Errno> {
-        if reach.has_roce_connections {
-            self.open_general(reach)?;
-        }
+        // Without the port of RoCE v2 a listener, or a connection, of that wire is refused later.
+        let takes_requests = reach.has_roce_connections && self.open_general(reach).is_ok();
         let flags = [
             (ipv6_only, bind::IPV6_ONLY),
             (!reach.has_roce_datagrams, bind::REPORT_REFUSED),
-            (reach.has_roce_connections, bind::SERVICE),
+            (takes_requests, bind::SERVICE),
         ];
         let flags = flags.into_iter().filter(|(given, _)| *given);
         let arguments = BindDatagrams {

@@ -89,8 +89,7 @@ impl Engine {
             deadline: world.now + settings.initiator_timeout,
         };
         let connecting = Box::new(connecting);
-        // Where the option is RoCE v2, messages reach no port of iWARP.
-        let connecting = match own_ports && !self.speaks_roce() {
+        let connecting = match own_ports {
             true => self.locate(world, handle, connecting),
             false => Err(connecting),
         };
@@ -394,6 +393,10 @@ impl Engine {
         handle: u32,
         connecting: Box<Connecting>,
     ) -> Result<(), Box<Connecting>> {
+        // Where the option is RoCE v2, messages reach no port of iWARP.
+        if self.speaks_roce() {
+            return Err(connecting);
+        }
         match self.new_lookup(world, handle, &SPARE_READ, connecting.deadline) {
             Ok(mut lookup) => {
                 tracing::debug!("id {handle}: asks for the TCP port of its service");

@@ -52,8 +52,8 @@ pub(super) fn route(local: IpAddr, remote: IpAddr) -> Route {
 }
 
 impl Engine {
-    /// Whether the option is RoCE v2: services of datagrams, too, have its port then, and listeners
-    /// take no streams.
+    /// Whether the option is RoCE v2. Services of datagrams have its port then, and listeners take
+    /// no streams.
     pub(super) fn speaks_roce(&self) -> bool {
         self.identity.is_roce() && self.config.wire == Wire::Roce
     }
@@ -152,11 +152,12 @@ impl Engine {
         (port, arrival): (u32, Arrival),
         mad: &Mad,
     ) {
+        let speaks_roce = self.speaks_roce_to(arrival.remote);
         let Engine {
             adapters,
             ids,
             datagrams,
-            config,
+            lines,
             ..
         } = self;
         let mut opened = adapters
@@ -170,11 +171,13 @@ impl Engine {
             return;
         };
         let admit = &mut |route: &Route, service| match listener(adapters, ids, service, route.local) {
-            _ if !config.speaks_roce_to(route.remote) => {
-                tracing::info!(
-                    "{route}: a request is refused: the wire to this peer is iWARP; [[peer]] wire=roce changes \
-                     that"
-                );
+            Some(_) if !speaks_roce => {
+                if lines.may_log(world.now) {
+                    tracing::warn!(
+                        "{route}: a request is refused: the wire to this peer is iWARP; [[peer]] wire=roce \
+                         changes that"
+                    );
+                }
                 Admission::NoListener
             }
             // The program will listen, perhaps; the request is repeated.

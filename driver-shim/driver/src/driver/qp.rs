@@ -468,6 +468,11 @@ impl Qp {
                 self.has_path.store(true, Ordering::Release);
                 None
             }
+            (QpState::Init, QpState::Rtr) if self.has_path() => {
+                let rule =
+                    "an attempt has given the queue pair the wire of RoCE v2, which it has until it is reset";
+                return Err(Reason::Rule(rule).invalid());
+            }
             (QpState::Rtr, QpState::Rts) if self.has_path() => {
                 self.start_path(new)?;
                 None

@@ -1,4 +1,4 @@
-//! A UDP port whose datagrams get lost, arrive twice, or in another order.
+//! A UDP port whose datagrams get lost or damaged, arrive twice, or in another order.
 
 use crate::stream::datagram::{DatagramSocket, Incoming, Outgoing};
 use crate::stream::wrapper::DatagramWrapper;
@@ -29,34 +29,56 @@ impl FaultySocket {
     /// Sends one packet, with its faults.
     fn send_one(&mut self, buffer: &[u8], packet: &Outgoing) -> Result<usize, Errno> {
         let occasion = occasion::datagram(packet.destination.ip());
-        let (mut is_lost, mut is_late, mut is_doubled) = (false, false, false);
+        let (mut is_lost, mut is_late, mut is_doubled, mut is_damaged) = (false, false, false, false);
         for fault in self.plan.strikes(&occasion) {
             match fault {
                 DatagramFault::Drop => is_lost = true,
                 DatagramFault::Duplicate => is_doubled = true,
                 DatagramFault::Reorder => is_late = true,
+                DatagramFault::Corrupt => is_damaged = true,
             }
         }
         if is_lost || self.plan.port_down_for().is_some() {
             return Ok(1);
         }
-        if is_late && self.late.is_none() {
-            let bytes = buffer.get(packet.at..packet.at + packet.len).unwrap_or_default();
-            self.late = Some((Outgoing { at: 0, ..*packet }, bytes.to_vec()));
-            return Ok(1);
+        let copied;
+        let (mut buffer, mut packet) = (buffer, *packet);
+        if is_late || is_damaged {
+            let mut bytes = buffer
+                .get(packet.at..packet.at + packet.len)
+                .unwrap_or_default()
+                .to_vec();
+            if is_damaged {
+                damage(&mut bytes);
+            }
+            packet.at = 0;
+            if is_late && self.late.is_none() {
+                self.late = Some((packet, bytes));
+                return Ok(1);
+            }
+            copied = bytes;
+            buffer = &copied;
         }
-        let taken = self.socket.send(buffer, std::slice::from_ref(packet))?;
+        let taken = self.socket.send(buffer, &[packet])?;
         if taken == 0 {
             return Ok(0);
         }
         // A packet that the network does not take now is lost.
         if is_doubled {
-            let _ = self.socket.send(buffer, std::slice::from_ref(packet));
+            let _ = self.socket.send(buffer, &[packet]);
         }
         if let Some((late, bytes)) = self.late.take() {
             let _ = self.socket.send(&bytes, &[late]);
         }
         Ok(1)
+    }
+}
+
+/// Changes a bit in the middle, which a checksum covers.
+fn damage(bytes: &mut [u8]) {
+    let middle = bytes.len() / 2;
+    if let Some(byte) = bytes.get_mut(middle) {
+        *byte ^= 1;
     }
 }
 

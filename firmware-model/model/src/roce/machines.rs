@@ -176,7 +176,7 @@ impl Sending {
     pub(super) fn is_waiting(&self) -> bool {
         match self {
             Sending::Reliable(requester) => requester.is_waiting(),
-            // What a run leaves has another run.
+            // A run that leaves packets requests another one.
             Sending::Unreliable { .. } => true,
         }
     }

@@ -194,7 +194,7 @@ impl Engine {
     }
 
     /// Whether [`transmit`](Self::transmit) would send nothing, or only an acknowledgement that may
-    /// wait for a message.
+    /// wait for a message. Requests that are posted and not taken have a ring of their own.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.state != QpState::Err && !self.arrivals.has_answers() && self.requests.is_waiting()
     }
@@ -278,6 +278,12 @@ impl Engine {
 
     /// Ends the queue pair: all work is flushed.
     pub(crate) fn fail(&mut self, fault: QpFault, env: &mut Env<'_>) {
+        if self.is_open() && !self.is_unreliable {
+            // What is complete here is to be complete at the peer.
+            self.requests.end();
+            self.arrivals.acknowledge_alone(true, true);
+            self.packets.transmit(&mut self.requests, &mut self.arrivals, env);
+        }
         if self.state != QpState::Err {
             self.state = QpState::Err;
             if let ReceiveSource::Shared(_) = self.arrivals.receives.rq {

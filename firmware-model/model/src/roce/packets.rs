@@ -190,7 +190,7 @@ impl Packets {
             return Some(Next::Response(answer));
         }
         let staged = self.outgoing.len();
-        // Requests leave room for the acknowledgement.
+        // The last place is for the acknowledgement.
         if staged + 1 < STAGED
             && let Some(request) = requests.transmit(env.now.get())
         {

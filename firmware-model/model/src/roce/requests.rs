@@ -80,6 +80,13 @@ impl Requests {
         }
     }
 
+    /// Sends nothing more.
+    pub(super) fn end(&mut self) {
+        if let Some(machine) = self.requester() {
+            machine.flush();
+        }
+    }
+
     /// Whether [`transmit`](Self::transmit) has no packet until something arrives or is posted.
     pub(super) fn is_waiting(&self) -> bool {
         self.machine.as_ref().is_none_or(Sending::is_waiting)
@@ -322,9 +329,7 @@ impl Requests {
 
     /// Completes everything in error, in order. Kind UC may send again after it.
     pub(super) fn flush(&mut self, env: &mut Env<'_>) -> Result<(), Overflow> {
-        if let Some(requester) = self.requester() {
-            requester.flush();
-        }
+        self.end();
         self.machine = self.machine.take().and_then(Sending::flushed);
         while !self.taken.is_empty() {
             self.end_first(WcStatus::WrFlushErr, env)?;

@@ -101,7 +101,7 @@ impl Qp {
             self.transmit(core, inner, &mut env, requests);
         }
         // The program may answer what has arrived: the confirmation then goes with its message.
-        if owes && !confirms && inner.engine.owes_confirmation() {
+        if !confirms && inner.engine.owes_confirmation() {
             core.schedule.attend_later(self, Requests::CONFIRM);
         }
         self.settle(core, inner, &mut env, due);

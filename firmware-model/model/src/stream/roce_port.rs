@@ -6,8 +6,8 @@
 //! ports) to some member, which passes packets of others on ([`members`]). A member opens a socket
 //! for the flow of a connection ([`State::open_flow`]), which the kernel then prefers.
 //!
-//! A queue pair takes its packets where it has read them. Each reader of the port gives the packets
-//! of other queue pairs to their inboxes. Packets leave
+//! A queue pair reads its packets into its own buffer, and uses them there. Each reader of the port
+//! gives the packets of other queue pairs to their inboxes. Packets leave
 //! by a socket of the queue pair, whose port differs, so that routers spread connections over
 //! paths. See docs/design/roce-wire.md.
 
@@ -115,7 +115,7 @@ struct Flow {
     socket: u32,
 }
 
-/// The queue pairs whose peers have a flow. None: its socket is to be closed.
+/// The queue pairs whose peers have a flow. If there are none, its socket is to be closed.
 type Readers = Vec<u32>;
 
 /// Packets for a queue pair that another one has read.
@@ -318,8 +318,8 @@ enum Way {
 
 impl State {
     /// Reads a batch of each source that is ready, except the sockets of single queue pairs, which
-    /// are woken; returns whether there may be more: also after a source that had nothing, because
-    /// others may have been left out.
+    /// are woken. Returns whether there may be more: also after a source that had nothing, and
+    /// after many sources, because others may have been left out.
     fn look(&mut self, done: &mut Dispatched) -> bool {
         let Some(open) = &mut self.open else {
             return false;
@@ -327,8 +327,9 @@ impl State {
         if let Some(members) = &mut open.members {
             members.begin();
         }
-        let mut found = false;
+        let (mut found, mut count) = (false, 0);
         for source in open.ready.take() {
+            count += 1;
             found |= match source {
                 Source::Socket(id) => match self.open.as_mut().and_then(|open| open.only_reader(id)) {
                     Some(reader) => {
@@ -341,7 +342,7 @@ impl State {
                 Source::Listener(id) => self.accept(id),
             };
         }
-        found
+        found || count == ready::MOST
     }
 
     fn accept(&mut self, listener: u32) -> bool {
@@ -777,6 +778,8 @@ impl RocePort {
         };
         done.woken.retain(|qid| *qid != inbox.qid);
         if packets.is_empty() {
+            // The socket was not read for those in the inbox.
+            done.has_more |= !inbox.packets.is_empty();
             for (at, place) in (0..)
                 .step_by(PACKET_ROOM)
                 .zip(buffer.chunks_exact_mut(PACKET_ROOM))

@@ -176,7 +176,7 @@ impl DatagramSocket for UdpSocket {
         if self.unread {
             return packets.len() - before == BATCH.min(buffer.len() / PACKET_ROOM);
         }
-        let one_by_one = self.rings.as_mut().is_some_and(DatagramPort::has_data);
+        let one_by_one = self.rings.as_mut().is_some_and(DatagramPort::look);
         let room = match one_by_one {
             true => buffer.get_mut(..self.room).unwrap_or_default(),
             false => buffer,

@@ -8,7 +8,8 @@ use urnic_sys::{Numbers, Plain, Unpadded};
 pub(super) struct Control(pub(super) [u8; Control::ROOM]);
 
 impl Control {
-    /// Bytes for the control messages of a packet: its address, and its traffic class.
+    /// Bytes for the control messages of a packet: its address, its traffic class, and the length
+    /// of segments.
     pub(super) const ROOM: usize = 128;
     pub(super) const EMPTY: Control = Control([0; Control::ROOM]);
 }

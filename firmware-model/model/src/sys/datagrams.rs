@@ -555,15 +555,17 @@ fn segments(whole: Incoming, len: usize) -> impl Iterator<Item = Incoming> {
     })
 }
 
+/// No packet is as short. A guest's network card may name segments of any length.
+const SHORTEST_SEGMENT: usize = 12;
+
 /// The length of the packets in a message that has several.
 fn segment_len(control: &[u8]) -> Option<usize> {
     let len = control_messages(control).find_map(|message| match message {
         (libc::SOL_UDP, libc::UDP_GRO, value) => value.first_chunk(),
         _ => None,
     })?;
-    usize::try_from(i32::from_ne_bytes(*len))
-        .ok()
-        .filter(|len| *len > 0)
+    let len = usize::try_from(i32::from_ne_bytes(*len)).ok();
+    len.filter(|len| *len >= SHORTEST_SEGMENT)
 }
 
 /// The traffic class in the control messages of a received packet.

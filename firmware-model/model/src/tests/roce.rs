@@ -17,7 +17,7 @@ use urnic_device::vocabulary::{Access, QpKind, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{self, AtomicOperands, BindOperands, Opcode, SendFlags, SendHeader, Sge};
 use urnic_faults::Network;
 use urnic_testkit::request;
-use urnic_wire::roce::{Body, Ends, Header, MAX_TRAILER_LEN, Psn, Request, Transfer, UDP_PORT, seal};
+use urnic_wire::roce::{Body, Ends, Header, MAX_TRAILER_LEN, Psn, Request, Reth, Transfer, UDP_PORT, seal};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// PSN of the first packet of each end: after few packets it wraps.
@@ -826,6 +826,70 @@ fn packets_that_a_router_has_marked_are_reported_to_the_peer() {
         // Nobody polls: the device's thread acknowledges.
         assert_eq!(opcode_and_qpn(&socket), (ACKNOWLEDGE, 0x77), "{number}");
     }
+}
+
+/// Sends a request with this payload as the peer of `far`.
+fn request_from(socket: &UdpSocket, far: &Node, header: &Header, payload: &[u8]) {
+    let ends = Ends {
+        source: socket.local_addr().unwrap(),
+        destination: SocketAddr::new(far.ip(), UDP_PORT),
+    };
+    let mut packet = [0; 100];
+    let at = header.emit(&mut packet, payload.len());
+    packet[at..at + payload.len()].copy_from_slice(payload);
+    let len = seal(&mut packet, at + payload.len(), &ends);
+    socket.send_to(&packet[..len], ends.destination).unwrap();
+}
+
+/// The packets of the response fill a batch, and the acknowledgement is in none of them.
+#[test]
+fn a_send_behind_a_long_read_is_acknowledged() {
+    const PACKETS: u32 = 64;
+    let peer = address();
+    let socket = UdpSocket::bind((peer, UDP_PORT)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut far = Node::new(0x12_3456);
+    let path = Path {
+        remote: Endpoint::from(SocketAddr::new(peer, 0)),
+        remote_qpn: 0x77.into(),
+        ..far.path_to(&far)
+    };
+    far.connect(&path).unwrap();
+    far.modify(QpState::Rtr);
+    let into = far.sge(0, 100);
+    far.post_recv(1, &[into]);
+    let first = Psn::new(FIRST_PSN);
+    let read = Request::Read(Reth {
+        address: far.end.region.iova,
+        rkey: far.end.region.stag,
+        length: PACKETS * MTU,
+    });
+    request_from(
+        &socket,
+        &far,
+        &Header::new(far.qpn, first, Body::Request(read)),
+        b"",
+    );
+    let send = Header {
+        ack_request: true,
+        ..Header::new(far.qpn, first.after(PACKETS), Body::Request(SEND_ONLY))
+    };
+    request_from(&socket, &far, &send, b"behind it");
+    assert_cqe(&far.received(), 1, WcStatus::Success);
+    let mut packet = vec![0; 2048];
+    let mut opcodes = (0..=PACKETS).map(|_| {
+        socket.recv(&mut packet).unwrap();
+        packet[0]
+    });
+    // RDMA READ response First, Middle, Last, and Acknowledge.
+    assert_eq!(opcodes.next(), Some(0x0d));
+    assert!(
+        opcodes
+            .by_ref()
+            .take(PACKETS as usize - 2)
+            .all(|opcode| opcode == 0x0e)
+    );
+    assert_eq!(opcodes.collect::<Vec<_>>(), [0x0f, 0x11]);
 }
 
 #[test]

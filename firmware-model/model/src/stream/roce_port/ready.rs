@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 /// Descriptors that are named by one call at most.
-const MOST: usize = 16;
+pub(super) const MOST: usize = 32;
 
 /// What is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -293,17 +293,29 @@ impl DatagramPort {
         packets.len() > before
     }
 
-    /// Notes that the socket is empty: the next datagrams come from the rings.
+    /// Notes that the socket was found empty: the datagrams that were in the rings before, at the
+    /// last call of [`look`](Self::look), wait for nothing that comes by UDP.
     pub(in crate::stream) fn note_socket_empty(&mut self) {
         for inbound in &mut self.inbound {
-            if let Ok(Some(header)) = inbound.header() {
-                inbound.by_udp = header.by_udp;
+            if let Some(by_udp) = inbound.awaited.take() {
+                inbound.by_udp = by_udp;
             }
         }
     }
 
-    /// Whether the rings have datagrams. If a call of [`receive`](Self::receive) took none
-    /// nevertheless, the next datagram comes by UDP: the caller must take those one by one.
+    /// Whether the rings have datagrams, before the socket is read. If a call of
+    /// [`receive`](Self::receive) took none nevertheless, the next datagram comes by UDP: the
+    /// caller must take those one by one.
+    pub(in crate::stream) fn look(&mut self) -> bool {
+        let mut found = false;
+        for inbound in &mut self.inbound {
+            found |= inbound.has_data();
+            inbound.awaited = inbound.header().ok().flatten().map(|header| header.by_udp);
+        }
+        found
+    }
+
+    /// Whether the rings have datagrams.
     #[inline]
     pub(in crate::stream) fn has_data(&mut self) -> bool {
         self.inbound.iter_mut().any(Inbound::has_data)
@@ -348,6 +360,7 @@ impl DatagramPort {
             sender,
             by_udp: counted as u32,
             header: None,
+            awaited: None,
             _share: share,
         });
         Some(())
@@ -370,6 +383,9 @@ struct Inbound {
     by_udp: u32,
     /// The next packet of the ring, if its header was taken.
     header: Option<Header>,
+    /// The number of datagrams by UDP that it waited for when the socket was last read. What the
+    /// sender sends meanwhile may be in the socket.
+    awaited: Option<u32>,
     /// Given back with it.
     _share: Share,
 }

@@ -72,6 +72,7 @@ impl Link {
             let bytes = |packet: &Incoming| packet.bytes(&self.buffer).unwrap().to_vec();
             return packets.iter().map(bytes).collect();
         }
+        self.far.look();
         match self.socket.pop_front() {
             Some(bytes) => {
                 self.far.arrived(&[Incoming {
@@ -166,6 +167,21 @@ proptest! {
         }
         prop_assert!(link.far.inbound.len() <= 2);
     }
+}
+
+/// The sender's last datagram by UDP, and its first one by the ring, come after the receiver has
+/// read the socket.
+#[test]
+fn shm_14_a_datagram_in_the_ring_waits_for_one_that_came_by_udp_meanwhile() {
+    let mut link = Link::new();
+    link.send(vec![1]);
+    assert_eq!(link.drain(), [vec![1]]);
+    assert!(!link.far.look());
+    link.send(vec![2]);
+    link.send(vec![3]);
+    assert_eq!((link.by_ring, link.socket.len()), (1, 1));
+    link.far.note_socket_empty();
+    assert_eq!(link.drain(), [vec![2], vec![3]]);
 }
 
 #[test]
