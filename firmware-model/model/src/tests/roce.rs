@@ -17,7 +17,7 @@ use urnic_device::vocabulary::{Access, QpKind, QpState, WcOpcode, WcStatus};
 use urnic_device::wqe::{self, AtomicOperands, BindOperands, Opcode, SendFlags, SendHeader, Sge};
 use urnic_faults::Network;
 use urnic_testkit::request;
-use urnic_wire::roce::{Body, Ends, Header, MAX_TRAILER_LEN, Psn, Request, Reth, Transfer, UDP_PORT, seal};
+use urnic_wire::roce::{Body, Ends, Header, Psn, Request, Reth, Transfer, UDP_PORT, seal};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// PSN of the first packet of each end: after few packets it wraps.
@@ -732,24 +732,31 @@ impl Forged {
     /// Sends a Send with the text "forged" from this address.
     fn send_to(&self, far: &Node) {
         let socket = UdpSocket::bind((self.from, 0)).unwrap();
-        let ends = Ends {
-            source: socket.local_addr().unwrap(),
-            destination: SocketAddr::new(far.ip(), UDP_PORT),
-        };
         set_ip_tos(&socket, self.traffic_class).unwrap();
         let header = Header {
             ack_request: true,
             ..Header::new(self.qpn, Psn::new(self.psn), Body::Request(SEND_ONLY))
         };
-        let text = b"forged!!";
-        let mut packet = [0; 100];
-        let at = header.emit(&mut packet, text.len());
-        packet[at..at + text.len()].copy_from_slice(text);
-        assert!(at + text.len() + MAX_TRAILER_LEN <= packet.len());
-        let len = seal(&mut packet, at + text.len(), &ends);
-        packet[len - 1] ^= self.icrc;
-        socket.send_to(&packet[..len], ends.destination).unwrap();
+        let (mut packet, to) = sealed(&socket, far, &header, b"forged!!");
+        if let Some(last) = packet.last_mut() {
+            *last ^= self.icrc;
+        }
+        socket.send_to(&packet, to).unwrap();
     }
+}
+
+/// A packet from `socket` to a device, and its destination.
+fn sealed(socket: &UdpSocket, far: &Node, header: &Header, payload: &[u8]) -> (Vec<u8>, SocketAddr) {
+    let ends = Ends {
+        source: socket.local_addr().unwrap(),
+        destination: SocketAddr::new(far.ip(), UDP_PORT),
+    };
+    let mut packet = vec![0; 100];
+    let at = header.emit(&mut packet, payload.len());
+    packet[at..at + payload.len()].copy_from_slice(payload);
+    let len = seal(&mut packet, at + payload.len(), &ends);
+    packet.truncate(len);
+    (packet, ends.destination)
 }
 
 #[test]
@@ -783,6 +790,22 @@ fn packets_of_strangers_and_broken_ones_are_dropped_and_counted() {
     assert_eq!(far.read(0, 8), b"forged!!");
 }
 
+/// A queue pair in the state RTR, whose peer is a socket of the test with the number 0x77.
+fn target_of_a_socket() -> (Node, UdpSocket) {
+    let peer = address();
+    let socket = UdpSocket::bind((peer, UDP_PORT)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let far = Node::new(0x12_3456);
+    let path = Path {
+        remote: Endpoint::from(SocketAddr::new(peer, 0)),
+        remote_qpn: 0x77.into(),
+        ..far.path_to(&far)
+    };
+    far.connect(&path).unwrap();
+    far.modify(QpState::Rtr);
+    (far, socket)
+}
+
 /// The opcode and the number of the queue pair in the next packet.
 fn opcode_and_qpn(socket: &UdpSocket) -> (u8, u32) {
     let mut packet = [0; 100];
@@ -796,23 +819,13 @@ fn packets_that_a_router_has_marked_are_reported_to_the_peer() {
     const ACKNOWLEDGE: u8 = 0x11;
     const NOTIFICATION: u8 = 0x81;
     const BECN: u32 = 1 << 30;
-    let peer = address();
-    let socket = UdpSocket::bind((peer, UDP_PORT)).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut far = Node::new(0x12_3456);
-    let path = Path {
-        remote: Endpoint::from(SocketAddr::new(peer, 0)),
-        remote_qpn: 0x77.into(),
-        ..far.path_to(&far)
-    };
-    far.connect(&path).unwrap();
-    far.modify(QpState::Rtr);
+    let (mut far, socket) = target_of_a_socket();
     // Not capable of ECN, capable of it, and marked by a router.
     for (number, traffic_class) in (0..).zip([0, 2, 3]) {
         let into = far.sge(0, 100);
         far.post_recv(number.into(), &[into]);
         let marked = Forged {
-            from: peer,
+            from: socket.local_addr().unwrap().ip(),
             qpn: far.qpn,
             icrc: 0,
             psn: FIRST_PSN + number,
@@ -828,34 +841,11 @@ fn packets_that_a_router_has_marked_are_reported_to_the_peer() {
     }
 }
 
-/// Sends a request with this payload as the peer of `far`.
-fn request_from(socket: &UdpSocket, far: &Node, header: &Header, payload: &[u8]) {
-    let ends = Ends {
-        source: socket.local_addr().unwrap(),
-        destination: SocketAddr::new(far.ip(), UDP_PORT),
-    };
-    let mut packet = [0; 100];
-    let at = header.emit(&mut packet, payload.len());
-    packet[at..at + payload.len()].copy_from_slice(payload);
-    let len = seal(&mut packet, at + payload.len(), &ends);
-    socket.send_to(&packet[..len], ends.destination).unwrap();
-}
-
 /// The packets of the response fill a batch, and the acknowledgement is in none of them.
 #[test]
-fn a_send_behind_a_long_read_is_acknowledged() {
+fn a_send_after_a_long_read_is_acknowledged() {
     const PACKETS: u32 = 64;
-    let peer = address();
-    let socket = UdpSocket::bind((peer, UDP_PORT)).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut far = Node::new(0x12_3456);
-    let path = Path {
-        remote: Endpoint::from(SocketAddr::new(peer, 0)),
-        remote_qpn: 0x77.into(),
-        ..far.path_to(&far)
-    };
-    far.connect(&path).unwrap();
-    far.modify(QpState::Rtr);
+    let (mut far, socket) = target_of_a_socket();
     let into = far.sge(0, 100);
     far.post_recv(1, &[into]);
     let first = Psn::new(FIRST_PSN);
@@ -864,17 +854,15 @@ fn a_send_behind_a_long_read_is_acknowledged() {
         rkey: far.end.region.stag,
         length: PACKETS * MTU,
     });
-    request_from(
-        &socket,
-        &far,
-        &Header::new(far.qpn, first, Body::Request(read)),
-        b"",
-    );
+    let read = Header::new(far.qpn, first, Body::Request(read));
     let send = Header {
         ack_request: true,
         ..Header::new(far.qpn, first.after(PACKETS), Body::Request(SEND_ONLY))
     };
-    request_from(&socket, &far, &send, b"behind it");
+    for (header, payload) in [(&read, &b""[..]), (&send, b"follows")] {
+        let (packet, to) = sealed(&socket, &far, header, payload);
+        socket.send_to(&packet, to).unwrap();
+    }
     assert_cqe(&far.received(), 1, WcStatus::Success);
     let mut packet = vec![0; 2048];
     let mut opcodes = (0..=PACKETS).map(|_| {

@@ -54,7 +54,12 @@ impl Member {
 
     /// On a device of its own, which takes packets from `peer`.
     fn new(own: IpAddr, qpn: u32, peer: IpAddr) -> Member {
-        let mut member = Member::of(&device(), own, qpn);
+        Member::on(&device(), own, qpn, peer)
+    }
+
+    /// On this device, which takes packets from `peer`.
+    fn on(ports: &Arc<RocePorts>, own: IpAddr, qpn: u32, peer: IpAddr) -> Member {
+        let mut member = Member::of(ports, own, qpn);
         member
             .port
             .keep_from(Sources::Peer(SocketAddr::new(peer, UDP_PORT), own));
@@ -222,10 +227,7 @@ fn packets_in_the_socket_of_a_flow_that_ends_reach_the_others() {
     let (own, peers) = (address(), address());
     let near = Member::new(own, 0x10_0001, peers);
     let far = Member::new(own, 0x20_0002, peers);
-    let mut second = Member::of(&near.ports, own, 0x10_0002);
-    second
-        .port
-        .keep_from(Sources::Peer(SocketAddr::new(peers, UDP_PORT), own));
+    let second = Member::on(&near.ports, own, 0x10_0002, peers);
     let socket = stray_flow(&near, &far, own, peers);
     wait_for("the passed packet", || {
         far.dispatch();
@@ -265,10 +267,7 @@ fn queue_pairs_of_one_device_share_the_socket_of_a_flow() {
     let (own, peers) = (address(), address());
     let near = Member::new(own, 0x10_0001, peers);
     let far = Member::new(own, 0x20_0002, peers);
-    let mut second = Member::of(&near.ports, own, 0x10_0002);
-    second
-        .port
-        .keep_from(Sources::Peer(SocketAddr::new(peers, UDP_PORT), own));
+    let mut second = Member::on(&near.ports, own, 0x10_0002, peers);
     let socket = stray_flow(&near, &far, own, peers);
     socket.send_to(&packet(second.qpn, 0), (own, UDP_PORT)).unwrap();
     wait_for("both packets", || {
